@@ -1,0 +1,147 @@
+"""Score terms as extra query and key columns, so that fused attention adds them at the price of a wider head.
+
+    D^T M_i D + g_i.D = psi(M_i, g_i, r_i) . phi(r_j) + const_i,   D = r_j - r_i
+    phi = [r_u r_v for u <= v | r],   psi = [M_uv, doubled off the diagonal | g - 2 M r_i]
+
+B batch, H heads, N tokens, p position dims, f features: 2, 5, 9, 14 for p = 1..4; p + 1 if M is a multiple of
+the identity. const_i cancels in softmax unless some key has no position.
+Near the query the products are large and their sum is small, so digits are lost. Two remedies:
+- positions are centred per sample and scaled by a power of two;
+- psi and phi are split, psi.phi = psi_hi.phi_hi + psi_hi.phi_lo + psi_lo.phi. Half precision splits each number
+  into two. float32 puts psi_hi and phi_hi on a grid so coarse that near the query all their products and partial
+  sums are integers times one unit, hence exact; const_i then brings the sum back near 0 before the rest is added.
+float64 has digits to spare and uses the bare features.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from ..positions import centre, placed
+from .terms import Polynomial, Quadratic, monomial
+
+REACH_BITS = 6  # positions are scaled to |r| <= 2^6
+CONST = 64.0  # what keys hold against const_i / 64, which then fits in float16
+
+
+def phi(r: Tensor, M: Tensor) -> Tensor:
+    """Key features (B or 1, N, f). M only tells the kind: (B, H, N) or (B, H, N, p, p)."""
+    if M.ndim == 3:
+        return torch.cat([r.square().sum(-1, keepdim=True), r], dim=-1)
+    u, v = torch.triu_indices(r.shape[-1], r.shape[-1], device=r.device)
+    return torch.cat([r[..., u] * r[..., v], r], dim=-1)
+
+
+def phi_step(r: Tensor, step: Tensor, M: Tensor) -> Tensor:
+    """phi(r + step) - phi(r) without cancellation: r_u s_v + s_u (r + s)_v."""
+    if M.ndim == 3:
+        return torch.cat([(step * (r + r + step)).sum(-1, keepdim=True), step], dim=-1)
+    u, v = torch.triu_indices(r.shape[-1], r.shape[-1], device=r.device)
+    return torch.cat([r[..., u] * step[..., v] + step[..., u] * (r + step)[..., v], step], dim=-1)
+
+
+def psi(M: Tensor, g: Tensor, r: Tensor) -> Tensor:
+    """Query features (B, H, N, f) from r (B or 1, N, p)."""
+    linear = g - 2 * _apply(M, r)
+    if M.ndim == 3:
+        return torch.cat([M[..., None], linear], dim=-1)
+    u, v = torch.triu_indices(r.shape[-1], r.shape[-1], device=r.device)
+    return torch.cat([M[..., u, v] * torch.where(u == v, 1, 2).to(M.dtype), linear], dim=-1)
+
+
+def constant(M: Tensor, g: Tensor, r: Tensor) -> Tensor:
+    """const_i = r^T M r - g.r: (B, H, N, 1)."""
+    return ((_apply(M, r) - g) * r[:, None]).sum(-1, keepdim=True)
+
+
+def _apply(M: Tensor, r: Tensor) -> Tensor:
+    """M r: (B, H, N, p) from r (B or 1, N, p)."""
+    return M[..., None] * r[:, None] if M.ndim == 3 else (M * r[:, None, :, None, :]).sum(-1)
+
+
+def _split32(M: Tensor, g: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query columns, key columns, and what is left of const_i, for float32."""
+
+    def on_grid(x: Tensor) -> Tensor:
+        shaped = unit.reshape(unit.shape + (1,) * (x.ndim - unit.ndim))
+        return (x / shaped).round() * shaped
+
+    # The unit (B, H, N) of psi_hi: small, yet the sums of near keys stay below 2^24 of it.
+    size = 2 * constant(M.abs(), -g.abs(), r.abs() + 2.0 ** (REACH_BITS - 3))[..., 0]
+    unit = torch.exp2(torch.ceil(torch.log2(size.clamp(min=1e-30))) - 24)
+    M_hi, g_hi, coarse = on_grid(M), on_grid(g), r.round()
+    M_lo, g_lo, fine = M - M_hi, g - g_hi, r - coarse
+    high, low = psi(M_hi, g_hi, coarse), psi(M_lo, g_lo, r)
+    low = torch.cat([low[..., : -r.shape[-1]], low[..., -r.shape[-1] :] - 2 * _apply(M_hi, fine)], dim=-1)
+    step = ((_apply(M_hi, coarse + r) - g_hi) * fine[:, None]).sum(-1, keepdim=True)
+    const_lo = constant(M_lo, g_lo, r) + step
+    shift = on_grid(const_lo)
+    const_hi = constant(M_hi, g_hi, coarse) + shift
+    query = torch.cat([const_hi / CONST, high, high, low], dim=-1)
+    one = torch.full_like(r[..., :1], CONST)
+    key = torch.cat([one, phi(coarse, M), phi_step(coarse, fine, M), phi(r, M)], dim=-1)
+    return query, key, const_lo - shift
+
+
+def _split16(query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Each number as two of half precision."""
+    q_hi, k_hi = query.to(dtype), key.to(dtype)
+    q_lo, k_lo = (query - q_hi).to(dtype), (key - k_hi).to(dtype)
+    return torch.cat([q_hi, q_hi, q_lo], dim=-1), torch.cat([k_hi, k_lo, k_hi], dim=-1)
+
+
+def polynomial(term: Polynomial, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for sum_a c_a D^a, by binomials: c_a (r_j - r_i)^a = sum_{b <= a} r_j^b C(a, b) (-r_i)^(a-b) c_a.
+
+    Query columns (B, H, N, K), key columns (B or 1, N, K), and the constant b = 0 (B, H, N, 1).
+    """
+    below = sorted({b for a in term.exponents for b in product(*(range(n + 1) for n in a))})
+    zero = (0,) * r.shape[-1]
+    query = {b: torch.zeros_like(term.c[..., 0]) for b in below}
+    for index, a in enumerate(term.exponents):
+        for b in product(*(range(n + 1) for n in a)):
+            binomial = math.prod(math.comb(n, m) for n, m in zip(a, b, strict=True))
+            rest = monomial(-r, tuple(n - m for n, m in zip(a, b, strict=True)))[:, None]  # (B or 1, 1, N)
+            query[b] = query[b] + binomial * term.c[..., index] * rest
+    below.remove(zero)
+    keys = torch.stack([monomial(r, b) for b in below], dim=-1)
+    return torch.stack([query[b] for b in below], dim=-1), keys, query[zero][..., None]
+
+
+def columns(term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Extra columns for q (B, H, N, e) and for k (B or 1, N, e), in `dtype`. Their products sum to the term's
+    scores, up to a number per query unless `term.unplaced`. Everything up to the last rounding is float32, or
+    float64 for float64."""
+    wide = torch.promote_types(dtype, torch.float32)
+    r, reach = centre(term.r, mask)
+    if isinstance(term, Polynomial):
+        query, key, const = polynomial(term, r.to(wide))
+    else:
+        fit = torch.exp2(torch.ceil(torch.log2(reach.clamp(min=1e-30))) - REACH_BITS)  # (B or 1, 1, 1)
+        r, fit = (r / fit).to(wide), fit.to(wide)
+        some = term.M if term.M is not None else term.g
+        assert some is not None
+        M = some.new_zeros(some.shape[:3]) if term.M is None else term.M
+        M = M.to(wide) * (fit if M.ndim == 3 else fit[..., None, None]).square()
+        g = torch.zeros((), dtype=wide, device=r.device) if term.g is None else term.g.to(wide) * fit[..., None]
+        if dtype == torch.float32:
+            query, key, const = _split32(M, g.expand(*M.shape[:3], r.shape[-1]), r)
+        else:
+            query, key, const = psi(M, g, r), phi(r, M), constant(M, g, r)
+            if wide != dtype:
+                query, key = _split16(query, key, dtype)
+    here = placed(term.r)
+    if term.unplaced is not False:
+        const = const / CONST
+        high = const.to(dtype)
+        halves = [high] if dtype == torch.float64 else [high, (const - high).to(dtype)]
+        query = torch.cat([query, *halves], dim=-1)
+        key = torch.cat([key, *[torch.full_like(key[..., :1], CONST) for _ in halves]], dim=-1)
+        query = torch.where(here[:, None, :, None], query, 0.0)
+    if term.unplaced is not False or mask is not None:
+        key = torch.where((here if mask is None else here & mask)[..., None], key, 0.0)
+    return query.to(dtype), key.to(dtype)

@@ -1,0 +1,195 @@
+"""The fused kernel: PyTorch's scaled dot product attention on queries and keys widened by score columns.
+
+Gradients of M and g would lose digits on their way back through the columns, so the backward pass does not
+use them: it recomputes the weights from D, blockwise. Terms without a separable form go blockwise altogether.
+B batch, H heads, N tokens, h query/key size, w value size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import blockwise
+from .columns import columns
+from .terms import Distance, Polynomial, Quadratic, Table, Term
+
+CHUNK_BYTES = 16 * 2**20  # widened q, k, v alive at one time
+
+
+def separable(terms: Sequence[Term], dtype: torch.dtype) -> bool:
+    """Whether these terms become columns. Polynomials only do in float64: no split saves their digits."""
+    kinds = (Quadratic, Polynomial) if dtype == torch.float64 else (Quadratic,)
+    return len(terms) == 1 and isinstance(terms[0], kinds)
+
+
+def widths(q: Tensor, v: Tensor, term: Term) -> tuple[int, int]:
+    """Extra columns of a separable term, and the width of the heads that carry them."""
+    half = torch.promote_types(q.dtype, torch.float32) != q.dtype
+    if isinstance(term, Polynomial):
+        below = {b for a in term.exponents for b in product(*(range(n + 1) for n in a))}
+        extra = len(below) - 1
+    else:
+        assert isinstance(term, Quadratic)
+        p = term.r.shape[-1]
+        full = term.M is not None and term.M.ndim == 5
+        extra = p * (p + 1) // 2 + p if full else p + 1
+        extra = extra if q.dtype == torch.float64 else 3 * extra + (0 if half else 1)
+    extra += 0 if term.unplaced is False else 1 if q.dtype == torch.float64 else 2
+    return extra, -(-max(extra + q.shape[-1], v.shape[-1]) // 8) * 8
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Fused attention without terms. Widths are made equal first: unequal ones silently lose the fused path."""
+    width = max(q.shape[-1], v.shape[-1])
+    if mask is not None:  # padding may hold anything, NaN too
+        k, v = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (k, v))
+    a, b, c = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (q, k, v))
+    return _fused(a, b, c, mask, scale)[..., : v.shape[-1]]
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """PyTorch's fused attention for equal widths; samples without any key give zeros."""
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+    some = mask.any(-1, keepdim=True)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=(mask | ~some)[:, None, None, :], scale=scale)
+    return torch.where(some[:, :, None, None], out, 0.0)
+
+
+def _separable(q: Tensor, k: Tensor, v: Tensor, term: Quadratic | Polynomial, mask: Tensor | None, scale: float) -> Tensor:
+    """Augment and attend, a few samples or heads at a time, in buffers that are made once."""
+    batch, heads, n, h = q.shape
+    w = v.shape[-1]
+    query, key = columns(term, mask, q.dtype)
+    extra, width = widths(q, v, term)
+    rows = n
+    while q.dtype == torch.float32 and not q.is_cuda and (0 < rows % 512 < 12 or 0 < rows % 32 < 4):
+        # The CPU kernel works in blocks of 512 keys and 32, 64 or 256 queries. A thin last block is
+        # multiplied by code that sums in another order, which is not exact; hidden tokens fill it up.
+        rows += 1
+    if rows > n:
+        hidden = torch.arange(rows, device=q.device) < n
+        mask = hidden.expand(batch, rows) if mask is None else F.pad(mask, (0, rows - n))
+    per_head = 3 * rows * width * q.element_size()
+    few_heads = max(1, min(heads, CHUNK_BYTES // per_head))
+    few = max(1, min(batch, CHUNK_BYTES // (per_head * heads)))
+    buffers = q.new_zeros((3, few, few_heads, rows, width))
+    out = q.new_empty((batch, heads, n, w))
+    for i in range(0, batch, few):
+        samples = slice(i, min(i + few, batch))
+        seen = None if mask is None else mask[samples]
+        for j in range(0, heads, few_heads):
+            part = (samples, slice(j, min(j + few_heads, heads)))
+            a, b, c = buffers[:, : part[0].stop - i, : part[1].stop - j]
+            a[..., :n, :extra] = query[part]
+            a[..., :n, extra : extra + h] = q[part]
+            b[..., :n, :extra] = (key[samples] if key.shape[0] > 1 else key)[:, None]
+            b[..., :n, extra : extra + h] = k[part]
+            c[..., :n, :w] = v[part]
+            if seen is not None:
+                for x in (b, c):
+                    x.masked_fill_(~seen[:, None, :, None], 0.0)
+            out[part] = _fused(a, b, c, seen, scale)[..., :n, :w]
+    return out
+
+
+# The kernel is a custom operator with a backward of its own, so it compiles and exports as one node.
+
+_TERMS: dict[str, type[Quadratic] | type[Polynomial] | type[Distance] | type[Table]] = {
+    t.__name__: t for t in (Quadratic, Polynomial, Distance, Table)
+}
+
+
+def _pack(terms: Sequence[Term]) -> tuple[list[Tensor], str]:
+    """Terms as a flat list of tensors and a text: where each belongs, and which want a gradient."""
+    tensors: list[Tensor] = []
+    spec = []
+    for term in terms:
+        values = {f.name: getattr(term, f.name) for f in fields(term)}
+        slots = [name for name, value in values.items() if isinstance(value, Tensor)]
+        tensors += [values[name] for name in slots]
+        wanted = [name for name in term.learned if name in slots and values[name].requires_grad]
+        spec.append([type(term).__name__, slots, {k: v for k, v in values.items() if k not in slots}, wanted])
+    return tensors, json.dumps(spec)
+
+
+def _unpack(tensors: Sequence[Tensor], spec: str) -> list[Term]:
+    flat = iter(tensors)
+    terms: list[Term] = []
+    for name, slots, values, _ in json.loads(spec):
+        if "exponents" in values:
+            values["exponents"] = tuple(tuple(e) for e in values["exponents"])
+        terms.append(_TERMS[name](**values, **{slot: next(flat) for slot in slots}))
+    return terms
+
+
+@torch.library.custom_op("parapos::attention", mutates_args=())
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, tensors: list[Tensor], spec: str
+) -> Tensor:
+    terms = _unpack(tensors, spec)
+    if separable(terms, q.dtype):
+        assert isinstance(terms[0], (Quadratic, Polynomial))
+        return _separable(q, k, v, terms[0], mask, scale)
+    return blockwise.forward(q, k, v, terms, mask, scale)
+
+
+@_attention.register_fake
+def _(q, k, v, mask, scale, tensors, spec):  # type: ignore[no-untyped-def]
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+@torch.library.custom_op("parapos::attention_backward", mutates_args=())
+def _attention_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, tensors: list[Tensor], spec: str
+) -> list[Tensor]:
+    """Gradients of q, k, v and of each tensor; an empty tensor stands for none."""
+    wanted = [entry[3] for entry in json.loads(spec)]
+    dq, dk, dv, grads = blockwise.backward(dout, q, k, v, _unpack(tensors, spec), mask, scale, wanted)
+    out, flat = [dq, dk, dv], iter(tensors)
+    for entry, grad in zip(json.loads(spec), grads, strict=True):
+        for slot in entry[1]:
+            value = next(flat)
+            out.append(grad[slot].to(value.dtype) if slot in grad else value.new_empty(0))
+    return out
+
+
+@_attention_backward.register_fake
+def _(dout, q, k, v, mask, scale, tensors, spec):  # type: ignore[no-untyped-def]
+    out, flat = [torch.empty_like(x) for x in (q, k, v)], iter(tensors)
+    for _, slots, _, wanted in json.loads(spec):
+        for slot in slots:
+            value = next(flat)
+            out.append(torch.empty_like(value) if slot in wanted else value.new_empty(0))
+    return out
+
+
+def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, mask, scale, tensors, spec = inputs
+    ctx.scale, ctx.spec, ctx.masked = scale, spec, mask is not None
+    ctx.save_for_backward(q, k, v, *([mask] if mask is not None else []), *tensors)
+
+
+def _backward(ctx, dout):  # type: ignore[no-untyped-def]
+    q, k, v, *rest = ctx.saved_tensors
+    mask, tensors = (rest[0], rest[1:]) if ctx.masked else (None, rest)
+    dq, dk, dv, *grads = _attention_backward(dout, q, k, v, mask, ctx.scale, list(tensors), ctx.spec)
+    return dq, dk, dv, None, None, [g if g.shape == t.shape else None for g, t in zip(grads, tensors, strict=True)], None
+
+
+_attention.register_autograd(_backward, setup_context=_setup)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:
+    """As `reference.attention`, without the weights."""
+    if not terms:
+        return plain(q, k, v, mask, scale)
+    tensors, spec = _pack(terms)
+    return _attention(q, k, v, mask, scale, tensors, spec)

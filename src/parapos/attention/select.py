@@ -1,0 +1,232 @@
+"""Which kernel runs, and why. `attend` is the one entry to attention; `explain` tells what it would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import blockwise, features, reference
+from .terms import Quadratic, Table, Term
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class KernelError(RuntimeError):
+    """The kernel that was asked for, or strict mode, cannot serve this call."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """All that a kernel may look at when it says yes or no."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    terms: tuple[Term, ...]
+    mask: Tensor | None
+    return_weights: bool = False
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """refuse: the reason why a call cannot be served, or None. method: what would happen, in words."""
+
+    name: str
+    fused: bool
+    refuse: Callable[[Call], str | None]
+    method: Callable[[Call], str]
+    memory: Callable[[Call], int]
+
+
+def _features_refuse(call: Call) -> str | None:
+    if call.return_weights:
+        return "a fused kernel never forms the attention weights"
+    for term in call.terms:
+        if not isinstance(term, Table) and term.r.requires_grad:
+            return "the positions require a gradient"
+    return None
+
+
+def _features_method(call: Call) -> str:
+    if not call.terms:
+        return "PyTorch fused attention, no score terms"
+    names = " + ".join(type(term).__name__ for term in call.terms)
+    if features.separable(call.terms, call.q.dtype):
+        extra, width = features.widths(call.q, call.v, call.terms[0])
+        digits = "" if call.q.dtype == torch.float64 else ", split in high and low parts,"
+        return f"{names} as {extra} extra query/key columns{digits} in PyTorch fused attention of width {width}"
+    return f"{names} evaluated densely in blocks of queries"
+
+
+def _features_memory(call: Call) -> int:
+    out = call.q[..., :1].numel() * call.v.shape[-1] * call.q.element_size()
+    if not call.terms:
+        return out
+    if features.separable(call.terms, call.q.dtype):
+        extra, width = features.widths(call.q, call.v, call.terms[0])
+        per_head = 3 * call.q.shape[2] * width * call.q.element_size()
+        total = per_head * call.q.shape[0] * call.q.shape[1]
+        chunk = min(total, max(per_head, features.CHUNK_BYTES))
+        return out + chunk + call.q[..., :1].numel() * extra * 4
+    return out + 3 * min(blockwise.BLOCK_BYTES, call.q[..., :1].numel() * call.q.shape[2] * 4)
+
+
+def _dense_memory(call: Call) -> int:
+    scores = call.q[..., :1].numel() * call.q.shape[2]
+    return scores * max(4, call.q.element_size()) * (2 + len(call.terms))
+
+
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (  # in order of preference
+        Kernel("features", True, _features_refuse, _features_method, _features_memory),
+        Kernel(
+            "reference",
+            False,
+            lambda call: None,
+            lambda call: "dense attention in plain operations, all N x N scores in memory",
+            _dense_memory,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decision for one call. `str(plan)` is meant to be read."""
+
+    kernel: str
+    method: str
+    reason: str
+    passed_over: dict[str, str]
+    memory: int
+    call: str
+
+    def __str__(self) -> str:
+        lines = [
+            self.call,
+            f"kernel   {self.kernel} ({self.reason})",
+            f"method   {self.method}",
+            f"memory   about {self.memory / 2**20:.1f} MiB beyond the inputs",
+        ]
+        lines += [f"not      {name}: {why}" for name, why in self.passed_over.items()]
+        return "\n".join(lines)
+
+
+def _choose(call: Call, kernel: str, strict: bool) -> tuple[Kernel, dict[str, str | None]]:
+    """The kernel to use, and each kernel's reason to refuse."""
+    if kernel != "auto" and kernel not in KERNELS:
+        raise ValueError(f"unknown kernel {kernel!r}, expected one of auto, {', '.join(KERNELS)}")
+    reasons = {name: k.refuse(call) for name, k in KERNELS.items()}
+    if kernel != "auto":
+        if reasons[kernel] is not None:
+            raise KernelError(f"kernel {kernel!r} cannot serve this call: {reasons[kernel]}")
+        return KERNELS[kernel], reasons
+    chosen = next(k for name, k in KERNELS.items() if reasons[name] is None)
+    if strict and not chosen.fused:
+        told = "; ".join(f"{name}: {why}" for name, why in reasons.items() if why)
+        raise KernelError(f"strict mode wants a fused kernel and none can serve this call. {told}")
+    return chosen, reasons
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} must be (batch, heads, tokens, size), got {tuple(x.shape)}")
+        if x.dtype not in FLOATS:
+            raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
+    if not (q.dtype == k.dtype == v.dtype):
+        raise TypeError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if q.shape != k.shape or q.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"q and k must be equal in shape, and v in all but its last dimension, "
+            f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    b, h, n, _ = q.shape
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (b, n)):
+        raise ValueError(
+            f"mask must be a boolean tensor ({b}, {n}) with True for real tokens, got {mask.dtype} {tuple(mask.shape)}"
+        )
+    for term in terms:
+        kind = type(term).__name__
+        if isinstance(term, Table):
+            want = ((1, b), (1, h), (n,), (n,))
+            if term.bias.ndim != 4 or any(s not in w for s, w in zip(term.bias.shape, want, strict=True)):
+                raise ValueError(f"Table.bias must be ({b} or 1, {h} or 1, {n}, {n}), got {tuple(term.bias.shape)}")
+            continue
+        r = term.r
+        if r.ndim != 3 or r.shape[0] not in (1, b) or r.shape[1] != n:
+            raise ValueError(f"{kind}.r must be ({b} or 1, {n}, p), got {tuple(r.shape)}")
+        if r.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"{kind}.r must be float32 or float64, got {r.dtype}")
+        p = r.shape[-1]
+        shapes: dict[str, tuple[tuple[int, ...], ...]] = {"slopes": ((h,),)}
+        if isinstance(term, Quadratic):
+            shapes = {"M": ((b, h, n, p, p), (b, h, n)), "g": ((b, h, n, p),)}
+        for name in term.learned:
+            x = getattr(term, name)
+            if x is not None and name in shapes and tuple(x.shape) not in shapes[name]:
+                raise ValueError(f"{kind}.{name} must be {' or '.join(map(str, shapes[name]))}, got {tuple(x.shape)}")
+            if name == "c" and x.shape[:3] != (b, h, n):
+                raise ValueError(f"{kind}.c must be ({b}, {h}, {n}, K), got {tuple(x.shape)}")
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Sequence[Term] = (),
+    mask: Tensor | None = None,
+    *,
+    kernel: str = "auto",
+    strict: bool = False,
+    return_weights: bool = False,
+) -> Plan:
+    """What `attend` would do with the same arguments, and why. Print it."""
+    _check(q, k, v, terms, mask)
+    call = Call(q, k, v, tuple(terms), mask, return_weights)
+    chosen, reasons = _choose(call, kernel, strict)
+    auto = kernel == "auto"
+    other = "slower, and needs more memory" if auto else "another was asked for"
+    b, h, n, size = q.shape
+    return Plan(
+        kernel=chosen.name,
+        method=chosen.method(call),
+        reason="the first in order of preference that can serve the call" if auto else "asked for by name",
+        passed_over={name: why or other for name, why in reasons.items() if name != chosen.name},
+        memory=chosen.memory(call),
+        call=f"attention of {b} x {h} heads x {n} tokens x {size}, {str(q.dtype)[6:]} on {q.device.type}",
+    )
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Sequence[Term] = (),
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    kernel: str = "auto",
+    *,
+    strict: bool = False,
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale * (q.k + scaled terms) + other terms) v.
+
+    q, k (B, H, N, h), v (B, H, N, w) -> (B, H, N, w) in the same dtype. mask (B, N) is key padding, True for real
+    tokens; a query that sees no key gives zeros. scale defaults to h^-0.5; with an encoding, use its `scale`. strict raises KernelError rather than fall
+    back to the dense kernel. return_weights adds the weights (B, H, N, N), through the reference kernel.
+    """
+    _check(q, k, v, terms, mask)
+    if any(getattr(term, "ignores_mask", False) for term in terms):
+        mask = None
+    chosen, _ = _choose(Call(q, k, v, tuple(terms), mask, return_weights), kernel, strict)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    with torch.autocast(q.device.type, enabled=False):
+        if chosen.name == "features":
+            return features.attention(q, k, v, terms, mask, scale)
+        out, weights = reference.attention(q, k, v, terms, mask, scale)
+    return (out, weights) if return_weights else out

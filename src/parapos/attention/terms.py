@@ -1,0 +1,202 @@
+"""What an encoding may add to attention scores: the one data type between encodings and kernels.
+
+B batch, H heads, N tokens, n query rows, p position dims, f basis functions. D = r_j - r_i.
+Every term is linear in its coefficients, scores_ij = sum_f coefficient_if * basis_f(D_ij), and offers
+- `scores(dtype)`: (B or 1, H, n, N), dense: the definition;
+- `gradients(ds)`: the gradients of its `learned` tensors, given that of the scores;
+- `take(batch, rows)`: itself for some samples and some query rows (`at` then holds those rows' positions).
+Where query or key has no position (NaN), D counts as 0 and so does the score.
+`scaled` terms belong to q.k and share its factor; the others are added after scaling.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+Exponents = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """D^T M_i D + g_i . D. PaPE and its kin.
+
+    M: (B, H, N, p, p) symmetric, (B, H, N) for a multiple of the identity, or None; g: (B, H, N, p) or None.
+    """
+
+    M: Tensor | None
+    g: Tensor | None
+    r: Tensor
+    unplaced: bool | None = None
+    at: Tensor | None = None
+    scaled: ClassVar[bool] = True
+    learned: ClassVar[tuple[str, ...]] = ("M", "g")
+
+    def __post_init__(self) -> None:
+        if self.M is None and self.g is None:
+            raise ValueError("Quadratic needs M, g or both")
+
+    def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, f, N)
+        d = _difference(self, dtype)
+        parts = [d] if self.g is not None else []
+        if self.M is not None and self.M.ndim == 3:
+            parts.append(d.square().sum(-1, keepdim=True))
+        elif self.M is not None:
+            parts.append((d[..., :, None] * d[..., None, :]).flatten(-2))
+        return torch.cat(parts, dim=-1).transpose(-1, -2)
+
+    def scores(self, dtype: torch.dtype) -> Tensor:
+        parts = [self.g] if self.g is not None else []
+        if self.M is not None:
+            parts.append(self.M[..., None] if self.M.ndim == 3 else self.M.flatten(-2))
+        return _contract(torch.cat(parts, dim=-1).to(dtype), self.basis(dtype))
+
+    def gradients(self, ds: Tensor) -> dict[str, Tensor]:
+        grad = _project(ds, self.basis(ds.dtype))
+        p = 0 if self.g is None else self.g.shape[-1]
+        out = {} if self.g is None else {"g": grad[..., :p]}
+        if self.M is not None:
+            out["M"] = grad[..., p:].reshape(self.M.shape)
+        return out
+
+    def take(self, batch: slice, rows: slice) -> Quadratic:
+        return _take(self, batch, rows)
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """sum_k c_ik D^(exponents_k). Without exponents: all monomials of the degree that c's width tells."""
+
+    c: Tensor  # (B, H, N, K)
+    r: Tensor
+    exponents: Exponents = ()
+    unplaced: bool | None = None
+    at: Tensor | None = None
+    scaled: ClassVar[bool] = True
+    learned: ClassVar[tuple[str, ...]] = ("c",)
+
+    def __post_init__(self) -> None:
+        p, k = self.r.shape[-1], self.c.shape[-1]
+        if not self.exponents:
+            degree = next(n for n in range(1, k + 2) if math.comb(n + p, p) > k)
+            object.__setattr__(self, "exponents", monomials(p, degree))
+        if len(self.exponents) != k or any(len(e) != p for e in self.exponents):
+            raise ValueError(f"{k} coefficients in {p} variables need {k} exponents of {p}, got {self.exponents}")
+
+    def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, K, N)
+        d = _difference(self, dtype)
+        return torch.stack([monomial(d, e) for e in self.exponents], dim=-2)
+
+    def scores(self, dtype: torch.dtype) -> Tensor:
+        return _contract(self.c.to(dtype), self.basis(dtype))
+
+    def gradients(self, ds: Tensor) -> dict[str, Tensor]:
+        return {"c": _project(ds, self.basis(ds.dtype))}
+
+    def take(self, batch: slice, rows: slice) -> Polynomial:
+        return _take(self, batch, rows)
+
+
+@dataclass(frozen=True)
+class Distance:
+    """-slope_head * |D|, added after scaling. nD-ALiBi. `ignores_mask` is a quirk of the released code."""
+
+    slopes: Tensor  # (H,)
+    r: Tensor
+    ignores_mask: bool = False
+    at: Tensor | None = None
+    scaled: ClassVar[bool] = False
+    learned: ClassVar[tuple[str, ...]] = ("slopes",)
+
+    def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, 1, N)
+        return torch.linalg.vector_norm(_difference(self, dtype), dim=-1)[:, :, None, :]
+
+    def scores(self, dtype: torch.dtype) -> Tensor:
+        return -self.slopes.to(dtype)[:, None, None] * self.basis(dtype).transpose(1, 2)
+
+    def gradients(self, ds: Tensor) -> dict[str, Tensor]:
+        return {"slopes": -_project(ds, self.basis(ds.dtype)).sum((0, 2, 3))}
+
+    def take(self, batch: slice, rows: slice) -> Distance:
+        return _take(self, batch, rows)
+
+
+@dataclass(frozen=True)
+class Table:
+    """weight * bias, added after scaling: LookHere, and whatever a user brings. -inf hides a key."""
+
+    bias: Tensor  # (B or 1, H or 1, N, N)
+    weight: float = 1.0
+    scaled: ClassVar[bool] = False
+    learned: ClassVar[tuple[str, ...]] = ("bias",)
+
+    def scores(self, dtype: torch.dtype) -> Tensor:
+        return self.bias.to(dtype) * self.weight
+
+    def gradients(self, ds: Tensor) -> dict[str, Tensor]:
+        summed = [i for i in (0, 1) if self.bias.shape[i] == 1]
+        return {"bias": (ds.sum(summed, keepdim=True) if summed else ds) * self.weight}
+
+    def take(self, batch: slice, rows: slice) -> Table:
+        return replace(self, bias=_part(self.bias, batch)[:, :, rows])
+
+
+Term = Quadratic | Polynomial | Distance | Table
+_Relative = TypeVar("_Relative", Quadratic, Polynomial, Distance)
+
+
+def monomials(p: int, degree: int) -> Exponents:
+    """Exponents of all monomials in p variables of degree 1..degree: C(degree + p, p) - 1 of them."""
+    return tuple(
+        tuple(factors.count(u) for u in range(p))
+        for n in range(1, degree + 1)
+        for factors in combinations_with_replacement(range(p), n)
+    )
+
+
+def monomial(d: Tensor, exponents: tuple[int, ...]) -> Tensor:
+    """d^exponents over the last dimension, by repeated products."""
+    out = torch.ones_like(d[..., 0])
+    for u, power in enumerate(exponents):
+        for _ in range(power):
+            out = out * d[..., u]
+    return out
+
+
+def _difference(term: Quadratic | Polynomial | Distance, dtype: torch.dtype) -> Tensor:
+    """(B or 1, n, N, p), subtracted at the positions' own precision before rounding to `dtype`."""
+    at = term.r if term.at is None else term.at
+    return (term.r[:, None, :, :] - at[:, :, None, :]).nan_to_num(nan=0.0).to(dtype)
+
+
+def _contract(coefficients: Tensor, basis: Tensor) -> Tensor:
+    """(B, H, n, f), (B or 1, n, f, N) -> (B, H, n, N). A shared basis is never copied per sample."""
+    if basis.shape[0] > 1:
+        return (coefficients.transpose(1, 2) @ basis).transpose(1, 2)
+    b, h, n, f = coefficients.shape
+    out = coefficients.permute(2, 0, 1, 3).reshape(n, b * h, f) @ basis[0]  # (n, BH, N)
+    return out.view(n, b, h, basis.shape[-1]).permute(1, 2, 0, 3)
+
+
+def _project(scores: Tensor, basis: Tensor) -> Tensor:
+    """The transpose of `_contract`: (B, H, n, N), (B or 1, n, f, N) -> (B, H, n, f)."""
+    return _contract(scores, basis.transpose(-1, -2))
+
+
+def _part(x: Tensor, batch: slice) -> Tensor:
+    return x[batch] if x.shape[0] > 1 else x
+
+
+def _take(term: _Relative, batch: slice, rows: slice) -> _Relative:
+    at = term.r if term.at is None else term.at
+    changes = {"r": _part(term.r, batch), "at": _part(at, batch)[:, rows]}
+    for name in term.learned:
+        x = getattr(term, name)
+        if x is not None and x.ndim > 1:  # slopes belong to heads, the rest to queries
+            changes[name] = _part(x, batch)[:, :, rows]
+    return replace(term, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,137 @@
+"""Transformer blocks: attention with a position encoding, MLP, and the pre-norm stack they form.
+
+B batch, N tokens, D model width, H heads, h query/key head size, w value head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .attention import attend
+from .encodings import Encoding, create_encoding
+from .positions import Positions
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention. `encoding` is a name, with its options as keywords, or an Encoding.
+
+    head_dim is the size of a value head (default dim / heads); qk_dim that of query and key heads (default head_dim).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        encoding: str | Encoding = "pape",
+        pos_dim: int = 2,
+        *,
+        head_dim: int | None = None,
+        qk_dim: int | None = None,
+        kernel: str = "auto",
+        strict: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if head_dim is None and dim % heads:
+            raise ValueError(f"dim {dim} is not a multiple of heads {heads}; give head_dim")
+        self.heads, self.head_dim = heads, head_dim or dim // heads
+        self.qk_dim = qk_dim or self.head_dim
+        self.kernel, self.strict = kernel, strict
+        self.qkv = nn.Linear(dim, heads * (2 * self.qk_dim + self.head_dim))
+        self.proj = nn.Linear(heads * self.head_dim, dim)
+        if isinstance(encoding, str):
+            encoding = create_encoding(
+                encoding, dim=dim, heads=heads, head_dim=self.qk_dim, pos_dim=pos_dim, **options
+            )
+        elif options:
+            raise TypeError(f"options {', '.join(options)} are for an encoding given by name")
+        elif (encoding.dim, encoding.heads, encoding.head_dim) != (dim, heads, self.qk_dim):
+            raise ValueError(f"encoding must have dim={dim}, heads={heads}, head_dim={self.qk_dim}, got {encoding}")
+        self.encoding = encoding
+
+    def forward(self, x: Tensor, r: Tensor | Positions, mask: Tensor | None = None) -> Tensor:
+        """x (B, N, D), r (N, p) or (B, N, p), mask (B, N) with True for real tokens -> (B, N, D)."""
+        size = self.heads * self.qk_dim
+        q, k, v = self.qkv(x).split([size, size, self.heads * self.head_dim], dim=-1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))  # (B, H, N, h or w)
+        q, k, terms = self.encoding(x, q, k, r)
+        out = attend(
+            q, k, v, terms, mask, scale=self.encoding.scale, kernel=self.kernel, strict=self.strict
+        )
+        assert isinstance(out, Tensor)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+class DropPath(nn.Module):
+    """Drops a residual branch per sample with probability `rate` in training, and scales what stays."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"drop path rate must be in [0, 1), got {rate}")
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        keep = torch.rand(x.shape[0], *(1,) * (x.ndim - 1), device=x.device) >= self.rate
+        return x * keep.to(x.dtype) / (1 - self.rate)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate}"
+
+
+class MLP(nn.Sequential):
+    """Linear, exact GELU, Linear."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim)
+
+
+class Block(nn.Module):
+    """x + drop(attention(norm x)), then x + drop(mlp(norm x))."""
+
+    def __init__(self, dim: int, mlp_dim: int, drop_path: float = 0.0, **attention: Any) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention = Attention(dim, **attention)
+        self.mlp = MLP(dim, mlp_dim)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, r: Tensor | Positions, mask: Tensor | None = None) -> Tensor:
+        x = x + self.drop_path(self.attention(self.norm1(x), r, mask))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class Encoder(nn.Module):
+    """Additive encoding, norm, `depth` blocks, norm. Positions are prepared once and shared by all layers."""
+
+    def __init__(self, dim: int, depth: int, mlp_dim: int, drop_path: float = 0.0, **attention: Any) -> None:
+        super().__init__()
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, got {depth}")
+        if not isinstance(attention.get("encoding", ""), str):
+            raise TypeError("an Encoder makes one encoding per layer, so encoding must be a name")
+        self.norm_pre, self.norm_post = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.layers = nn.ModuleList(
+            Block(dim, mlp_dim, drop_path, layer=layer, depth=depth, **attention) for layer in range(depth)
+        )
+
+    @property
+    def encoding(self) -> Encoding:
+        """The first layer's encoding, which also speaks for the stack."""
+        encoding = self.layers[0].attention.encoding
+        assert isinstance(encoding, Encoding)
+        return encoding
+
+    def forward(self, x: Tensor, r: Tensor | Positions, mask: Tensor | None = None) -> Tensor:
+        """x (B, N, D), r (N, p) or (B, N, p), mask (B, N) with True for real tokens -> (B, N, D)."""
+        positions = self.encoding.prepare(r)
+        x = self.norm_pre(self.encoding.add(x, positions))
+        for layer in self.layers:
+            x = layer(x, positions, mask)
+        return self.norm_post(x)

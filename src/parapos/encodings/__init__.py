@@ -1,0 +1,58 @@
+"""Position encodings by name. A new one needs its file and one line here; every test picks it up."""
+
+from __future__ import annotations
+
+import inspect
+from difflib import get_close_matches
+from typing import Any
+
+from .additive import NoEncoding, SinCos
+from .base import Claims, Encoding
+from .bias import ALiBi, LookHere
+from .parabolic import PaPE, PaPERI
+from .polynomial import PolynomialEncoding
+from .rotary import RoPE, RoPEMixed
+
+ENCODINGS: dict[str, type[Encoding]] = {
+    "pape": PaPE,
+    "pape_ri": PaPERI,
+    "sincos": SinCos,
+    "rope": RoPE,
+    "rope_mixed": RoPEMixed,
+    "alibi": ALiBi,
+    "lookhere": LookHere,
+    "none": NoEncoding,
+    "polynomial": PolynomialEncoding,
+}
+
+__all__ = ["ENCODINGS", "Claims", "Encoding", "create_encoding", "list_encodings"]
+
+
+def list_encodings() -> list[str]:
+    """The names that `create_encoding` knows."""
+    return list(ENCODINGS)
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A hint for a misspelt name, or nothing."""
+    found = get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def create_encoding(name: str, *, dim: int, heads: int, head_dim: int, pos_dim: int, **options: Any) -> Encoding:
+    """A position encoding for attention of `heads` heads with query/key size `head_dim` over tokens of width `dim`."""
+    if name not in ENCODINGS:
+        known = list_encodings()
+        raise ValueError(f"unknown encoding {name!r}, expected one of {', '.join(known)}{nearest(name, known)}")
+    cls = ENCODINGS[name]
+    known = [
+        p.name
+        for init in (cls.__init__, Encoding.__init__)
+        for p in inspect.signature(init).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    ]
+    for option in options:
+        if option not in known:
+            own = sorted(set(known) - {"dim", "heads", "head_dim", "pos_dim"})
+            raise TypeError(f"encoding {name!r} has no option {option!r}, only {', '.join(own)}{nearest(option, own)}")
+    return cls(dim=dim, heads=heads, head_dim=head_dim, pos_dim=pos_dim, **options)

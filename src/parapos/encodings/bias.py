@@ -1,0 +1,123 @@
+"""Fixed score biases: nD-ALiBi, which fades with distance, and LookHere, which also gives heads a field of view.
+
+B batch, N tokens, H heads, p position dims. Nothing here is learned. Biases are added after scaling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention.terms import Distance, Table, Term
+from ..positions import Positions, placed
+from .base import Claims, Encoding
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(-8t/n) for n a power of two; else those of the power below, then every other one of twice that."""
+    n = 2 ** (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * t / n) for t in range(1, n + 1)]
+    return slopes + [2 ** (-8 * t / (2 * n)) for t in range(1, 2 * n, 2)][: heads - n]
+
+
+class ALiBi(Encoding):
+    """nD-ALiBi: score_ij = q.k / sqrt(h) - slope_head |r_j - r_i|."""
+
+    claims = Claims(translation=True, rotation=True, decay=True, direction=False, context=False)
+    quirks = "the padding mask is ignored"
+
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
+        self.slopes = alibi_slopes(self.heads)
+
+    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+        slopes = torch.tensor(self.slopes, dtype=r.r.dtype, device=q.device)
+        return q, k, (Distance(slopes, r.r, ignores_mask=self.compat == "official"),)
+
+
+# What a head may see, from dx = x_j - x_i and dy = y_j - y_i; y grows downwards, bounds are inclusive.
+FIELDS = {
+    "up-left": lambda dx, dy: (dy <= 0) & (dx <= 0),
+    "up-right": lambda dx, dy: (dy <= 0) & (dx >= 0),
+    "down-left": lambda dx, dy: (dy >= 0) & (dx <= 0),
+    "down-right": lambda dx, dy: (dy >= 0) & (dx >= 0),
+    "up": lambda dx, dy: -dy >= dx.abs(),
+    "down": lambda dx, dy: dy >= dx.abs(),
+    "left": lambda dx, dy: -dx >= dy.abs(),
+    "right": lambda dx, dy: dx >= dy.abs(),
+    "all": lambda dx, dy: torch.ones_like(dx, dtype=torch.bool),
+}
+_CORNERS = ("up-left", "up-right", "down-left", "down-right")
+_SIDES = ("up", "down", "left", "right")
+_OPEN = [("all", 4.0**-n) for n in (1, 2, 3, 4)]
+LAYOUTS: dict[int, list[tuple[str, float]]] = {
+    12: [(d, 0.5) for d in _CORNERS + _SIDES] + _OPEN,
+    16: [(d, 0.5) for d in _CORNERS] + [(d, 0.25) for d in _CORNERS] + [(d, 0.5) for d in _SIDES] + _OPEN,
+}
+
+
+class LookHere(Encoding):
+    """LookHere-90 for two-dimensional grids: distance decay, and per head a quadrant, a cone or everything in view.
+
+    directions: one (field, slope) per head, needed unless there are 12 or 16 heads. schedule: "constant" (multiplier
+    1.5 in all layers, as in the paper's runs) or "linear" (1.5 down to 0.5, as LookHere was published).
+    The class token sees all and is seen by all: a token without a position, or the first one if it is at (0, 0)
+    and all others have positive coordinates.
+    """
+
+    claims = Claims(translation=True, rotation=False, decay=True, direction=True, context=False, unbounded=False)
+    quirks = "none: schedule='constant' already follows it"
+    cls_token = "unplaced"
+
+    def __init__(
+        self,
+        *,
+        directions: Sequence[tuple[str, float]] | None = None,
+        schedule: str = "constant",
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        if self.pos_dim != 2:
+            raise ValueError(f"lookhere needs pos_dim 2, a grid of (x, y), got {self.pos_dim}")
+        if schedule not in ("constant", "linear"):
+            raise ValueError(f"schedule must be 'constant' or 'linear', got {schedule!r}")
+        if directions is None:
+            if self.heads not in LAYOUTS:
+                raise ValueError(
+                    f"lookhere is defined for {' or '.join(map(str, LAYOUTS))} heads, got {self.heads}; "
+                    "pass directions=[(field, slope), ...], one per head"
+                )
+            directions = LAYOUTS[self.heads]
+        if len(directions) != self.heads:
+            raise ValueError(f"directions must name {self.heads} heads, got {len(directions)}")
+        for field, _ in directions:
+            if field not in FIELDS:
+                raise ValueError(f"unknown field of view {field!r}, expected one of {', '.join(FIELDS)}")
+        self.directions = [(field, float(slope)) for field, slope in directions]
+        along = self.layer / (self.depth - 1) if self.depth > 1 else 0.0
+        self.multiplier = 2.0 * (1.5 if schedule == "constant" else 1.5 - along)
+
+    def prepare(self, r: Tensor | Positions) -> Positions:
+        """The bias for multiplier 1, (B or 1, H, N, N), once for all layers."""
+        positions = super().prepare(r)
+        if positions.state is not None:
+            return positions
+        x = positions.r
+        free = ~placed(x)
+        first = (x[:, 0] == 0).all(-1) & (x[:, 1:] > 0).all(-1).all(-1)
+        free = torch.cat([free[:, :1] | first[:, None], free[:, 1:]], dim=1)  # (B or 1, N)
+        x = x.nan_to_num(nan=0.0)
+        d = x[:, None, :, :] - x[:, :, None, :]
+        dx, dy = d.unbind(-1)
+        distance = torch.linalg.vector_norm(d, dim=-1).float()
+        pair = free[:, :, None] | free[:, None, :]
+        bias = torch.stack(
+            [torch.where(FIELDS[field](dx, dy), -slope * distance, -torch.inf) for field, slope in self.directions], 1
+        )
+        return positions.with_state(bias.masked_fill_(pair[:, None], 0.0))
+
+    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+        return q, k, (Table(r.state, weight=self.multiplier),)

@@ -1,0 +1,132 @@
+"""PaPE: each head adds m concave parabolas of the relative position, with coefficients read from the token.
+
+    S_ij = <a_i, (W_p D)^2> + <b_i, W_p D> + <q_i, k_j>,   D = r_j - r_i,   a_i = -softplus(W_a x_i),   b_i = W_b x_i
+
+B batch, N tokens, D model width, H heads, p position dims, m parabolas. The m parabolas collapse before attention:
+M_i = W_p^T diag(a_i) W_p (p x p) and g_i = W_p^T b_i = (W_p^T W_b) x_i (p), so no N x m tensor of b or of positions
+is ever formed, in training as in inference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..attention.terms import Quadratic, Term
+from ..positions import Positions
+from .base import Claims, Encoding
+
+
+def _wide(x: Tensor) -> Tensor:
+    """float32 for half precision: positional arithmetic never runs in half."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _uniform(*shape: int, fan_in: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape).uniform_(-(fan_in**-0.5), fan_in**-0.5))
+
+
+class PaPE(Encoding):
+    """Parabolic position encoding.
+
+    parabolas: m per head. Ablations, each on by default: distance (the a term), direction (the b term), context
+    (a and b from the token; else one learned a and b per head), activation (softplus; else a = -W_a x, unbounded),
+    projection (W_p; else D itself, m = p).
+    """
+
+    claims = Claims(translation=True, rotation=False, decay=True, direction=True, context=True)
+    quirks = "the linear term has the opposite sign"
+
+    def __init__(
+        self,
+        *,
+        parabolas: int = 50,
+        distance: bool = True,
+        direction: bool = True,
+        context: bool = True,
+        activation: bool = True,
+        projection: bool = True,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        if not isinstance(parabolas, int) or parabolas < 1:
+            raise ValueError(f"parabolas must be a positive integer, got {parabolas!r}")
+        if not (distance or direction):
+            raise ValueError("distance and direction are both off, which leaves no encoding; use encoding='none'")
+        if not activation and not distance:
+            raise ValueError("activation=False changes the distance term, which distance=False removes")
+        self.parabolas = m = parabolas if projection else self.pos_dim
+        self.distance, self.direction, self.context = distance, direction, context
+        self.activation, self.projection = activation, projection
+        shape = (self.heads, m, self.dim)
+        self.w_p = _uniform(self.heads, m, self.pos_dim, fan_in=self.pos_dim) if projection else None
+        self.w_a = _uniform(*shape, fan_in=self.dim) if distance and context else None
+        self.w_b = _uniform(*shape, fan_in=self.dim) if direction and context else None
+        # The law that W x has at the start for unit-variance x.
+        self.a = nn.Parameter(torch.randn(shape[:2]) * 3**-0.5) if distance and not context else None
+        self.b = nn.Parameter(torch.randn(shape[:2]) * 3**-0.5) if direction and not context else None
+
+    def _projection(self) -> Tensor:
+        if self.w_p is not None:
+            return _wide(self.w_p)  # (H, m, p)
+        some = next(self.parameters())
+        return torch.eye(self.pos_dim, device=some.device).to(_wide(some).dtype).expand(self.heads, -1, -1)
+
+    def _form(self, x: Tensor, w_p: Tensor) -> Tensor:
+        """M_i = W_p^T diag(a_i) W_p: (B, H, N, p, p)."""
+        if self.w_a is not None:
+            a = F.linear(x, self.w_a.flatten(0, 1).to(x.dtype))  # (B, N, H m)
+            a = _wide(a).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, N, m)
+        else:
+            assert self.a is not None
+            a = _wide(self.a)[None, :, None, :]  # (1, H, 1, m)
+        a = -F.softplus(a) if self.activation else -a
+        with torch.autocast(x.device.type, enabled=False):
+            outer = (w_p[..., :, None] * w_p[..., None, :]).flatten(-2)  # (H, m, p p)
+            form = (a @ outer).unflatten(-1, (self.pos_dim, self.pos_dim))
+        return form.expand(x.shape[0], -1, x.shape[1], -1, -1)
+
+    def _slope(self, x: Tensor, w_p: Tensor) -> Tensor:
+        """g_i = (W_p^T W_b) x_i: (B, H, N, p). W_b is folded before it meets a token."""
+        sign = -1.0 if self.compat == "official" else 1.0
+        with torch.autocast(x.device.type, enabled=False):
+            if self.w_b is None:
+                assert self.b is not None
+                g = sign * (w_p * _wide(self.b)[..., None]).sum(1)[None, :, None, :]
+                return g.expand(x.shape[0], -1, x.shape[1], -1)
+            folded = sign * (w_p.transpose(1, 2) @ _wide(self.w_b))  # (H, p, D)
+        g = F.linear(x, folded.flatten(0, 1).to(x.dtype))  # (B, N, H p)
+        return _wide(g).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+        w_p = self._projection()
+        form = self._form(x, w_p) if self.distance else None
+        slope = self._slope(x, w_p) if self.direction else None
+        return q, k, (Quadratic(form, slope, r.r, unplaced=r.unplaced),)
+
+
+class PaPERI(Encoding):
+    """The rotation-invariant form: S_ij = alpha_i w_p^2 |D|^2 + q.k with alpha_i = -softplus(w_a . x_i).
+
+    w_p is one number per head, drawn once and kept in the state dict; learn_wp trains it.
+    """
+
+    claims = Claims(translation=True, rotation=True, decay=True, direction=False, context=True)
+
+    def __init__(self, *, learn_wp: bool = False, **common: Any) -> None:
+        super().__init__(**common)
+        self.w_a = _uniform(self.heads, self.dim, fan_in=self.dim)
+        w_p = _uniform(self.heads, fan_in=self.pos_dim)
+        self.w_p: Tensor
+        if learn_wp:
+            self.w_p = w_p
+        else:
+            self.register_buffer("w_p", w_p.detach())
+
+    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+        alpha = -F.softplus(_wide(F.linear(x, self.w_a.to(x.dtype))))  # (B, N, H)
+        form = alpha.transpose(1, 2) * _wide(self.w_p).square()[:, None]
+        return q, k, (Quadratic(form, None, r.r, unplaced=r.unplaced),)

@@ -1,0 +1,5 @@
+"""Weights from elsewhere."""
+
+from . import official
+
+__all__ = ["official"]

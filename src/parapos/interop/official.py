@@ -1,0 +1,143 @@
+"""Checkpoints trained with the authors' release, loaded into our models with the same logits.
+
+Their keys are renamed, their quirks are kept with compat="official": weights go in as they are, nothing is flipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.vit import ViT
+
+TASKS = ("image",)
+
+_RENAMES = (
+    (r"attention\.qkv_proj\.", "attention.qkv."),
+    (r"attention\.out_proj\.", "attention.proj."),
+    (r"\.ffn\.", ".mlp."),
+    (r"position_encoder\.position\.weight$", "encoding.w_p"),
+    (r"position_encoder\.position_scales$", "encoding.w_p"),
+    (r"position_encoder\.a\.weight$", "encoding.w_a"),
+    (r"position_encoder\.frequencies$", "encoding.frequencies"),
+)
+_PREFIXES = ("classifier._orig_mod.", "classifier.", "_orig_mod.")
+
+
+class CheckpointError(ValueError):
+    """The state dict is not one that the authors' release makes."""
+
+
+def _strip(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The network's own keys, whether the mapping is a training checkpoint or a bare state dict."""
+    inner = state.get("state_dict", state)
+    if not isinstance(inner, Mapping):
+        raise CheckpointError(f"state_dict must be a mapping of names to tensors, got {type(inner).__name__}")
+    for prefix in _PREFIXES:
+        if f"{prefix}embedding.weight" in inner:
+            inner = {key.removeprefix(prefix): x for key, x in inner.items() if key.startswith(prefix)}
+            break
+    for key, x in inner.items():
+        if not isinstance(x, Tensor):
+            raise CheckpointError(f"{key} must be a tensor, got {type(x).__name__}")
+    if "embedding.weight" not in inner:
+        some = ", ".join(list(inner)[:3]) or "nothing"
+        raise CheckpointError(f"no embedding.weight found; this is not a checkpoint of the release (it has {some})")
+    return dict(inner)
+
+
+def _infer_encoding(state: Mapping[str, Tensor], encoding: str | None) -> str:
+    first = "encoder.layers.0.attention.position_encoder."
+    found = None
+    for suffix, name in (("ab.weight", "pape"), ("position_scales", "pape_ri"), ("frequencies", "rope_mixed")):
+        if first + suffix in state:
+            found = name
+    if found is None and encoding is None:
+        raise CheckpointError(
+            "this checkpoint has no encoding weights, so its encoding cannot be told; "
+            "pass encoding='sincos', 'rope', 'alibi', 'lookhere' or 'none'"
+        )
+    if found is not None and encoding not in (None, found):
+        raise CheckpointError(f"the weights are those of {found!r}, but encoding={encoding!r} was asked for")
+    if found is None and encoding in ("pape", "pape_ri", "rope_mixed"):
+        raise CheckpointError(f"encoding={encoding!r} was asked for, but its weights are not in the checkpoint")
+    return found or str(encoding)
+
+
+def convert(state: Mapping[str, Any], heads: int) -> dict[str, Tensor]:
+    """The same tensors under our names and in our shapes."""
+    out = {}
+    for key, x in _strip(state).items():
+        if key.endswith("position_encoder.ab.weight"):  # W_a over W_b, each (H m, D)
+            stem = key.removesuffix("position_encoder.ab.weight") + "encoding."
+            a, b = x.chunk(2, dim=0)
+            out[stem + "w_a"], out[stem + "w_b"] = a.unflatten(0, (heads, -1)), b.unflatten(0, (heads, -1))
+            continue
+        name = key
+        for pattern, new in _RENAMES:
+            name = re.sub(pattern, new, name)
+        if key.endswith("position_encoder.position.weight"):
+            x = x.unflatten(0, (heads, -1))  # (H, m, p)
+        elif key.endswith("position_scales"):
+            x = x.reshape(heads)
+        elif key.endswith("position_encoder.frequencies"):
+            x = x.reshape(heads, -1, x.shape[-1])
+        out[name] = x
+    return out
+
+
+def load(
+    state_dict: Mapping[str, Any], *, task: str = "image", heads: int, encoding: str | None = None, **options: Any
+) -> nn.Module:
+    """A model in eval mode with the release's weights and its behaviour, quirks included.
+
+    state_dict: a network's state dict or a training checkpoint that holds one. heads cannot be read from the weights.
+    encoding is needed only where it has no weights. options go to the model, such as kernel or drop_path.
+    """
+    if task not in TASKS:
+        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
+    if heads < 1:
+        raise ValueError(f"heads must be at least 1, got {heads}")
+    state = _strip(state_dict)
+    name = _infer_encoding(state, encoding)
+    stem = state["embedding.weight"]
+    if stem.ndim != 4:
+        raise CheckpointError(f"embedding.weight of an image network has 4 dimensions, got {tuple(stem.shape)}")
+    try:
+        dim, channels, patch, _ = stem.shape
+        depth = 1 + max(int(m[1]) for key in state if (m := re.match(r"encoder\.layers\.(\d+)\.", key)))
+        inner = state["encoder.layers.0.attention.out_proj.weight"].shape[1]
+        mlp_dim = state["encoder.layers.0.ffn.fc1.weight"].shape[0]
+        classes = state["classifier.weight"].shape[0]
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint is incomplete: {error}") from error
+    if inner % heads:
+        raise CheckpointError(f"{heads} heads do not divide the attention width {inner}")
+    if name == "pape":
+        rows = state["encoder.layers.0.attention.position_encoder.position.weight"].shape[0]
+        if rows % heads:
+            raise CheckpointError(f"{heads} heads do not divide the {rows} rows of W_p")
+        options["parabolas"] = rows // heads
+    net = ViT(
+        dim=dim,
+        heads=heads,
+        head_dim=inner // heads,
+        depth=depth,
+        mlp_dim=mlp_dim,
+        num_classes=classes,
+        patch=patch,
+        channels=channels,
+        encoding=name,
+        compat="official",
+        **options,
+    )
+    try:
+        with torch.no_grad():
+            net.load_state_dict(convert(state, heads))
+    except RuntimeError as error:
+        raise CheckpointError(str(error)) from error
+    return net.eval()

@@ -1,0 +1,166 @@
+"""Where tokens are. Every coordinate convention of the project is written here and nowhere else.
+
+B batch, N tokens, p position dims. A position tensor r is (N, p), (1, N, p) or (B, N, p).
+- Order: images (x, y), videos (t, y, x), events (x, y, t), points as given.
+- Unit: one patch, one tubelet, one time scale, one point unit. Grids and tubelets count from 1.
+- The class token comes first and sits at the origin, or has no position at all.
+- A row of NaN means "this token has no position"; a row that is NaN in part is an error.
+Positions are float32, float64 or integers, never half precision: bfloat16 cannot hold 257.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+ClassToken = bool | Literal["unplaced"]
+
+
+def _indices(sizes: Sequence[tuple[str, int]], device: torch.device | str | None) -> list[Tensor]:
+    """Row-major index grids, one per axis, counted from 1; each is flattened to (N,)."""
+    for name, size in sizes:
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    axes = [torch.arange(1, size + 1, device=device, dtype=torch.float32) for _, size in sizes]
+    return [axis.reshape(-1) for axis in torch.meshgrid(*axes, indexing="ij")]
+
+
+def _with_cls(r: Tensor, cls: ClassToken) -> Tensor:
+    if cls not in (True, False, "unplaced"):
+        raise ValueError(f"cls must be True, False or 'unplaced', got {cls!r}")
+    if cls is False:
+        return r
+    first = r.new_full((*r.shape[:-2], 1, r.shape[-1]), 0.0 if cls is True else torch.nan)
+    return torch.cat([first, r], dim=-2)
+
+
+def grid_positions(
+    rows: int,
+    cols: int,
+    *,
+    cls: ClassToken = False,
+    scale: float = 1.0,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """(rows * cols [+ 1], 2): (x, y) from 1, row-major; `scale` is position interpolation.
+
+    `cls=True` puts a class token at (0, 0) in front, `cls="unplaced"` one without a position.
+    """
+    y, x = _indices([("rows", rows), ("cols", cols)], device)
+    return _with_cls(torch.stack([x, y], dim=-1) * scale, cls)
+
+
+def tubelet_positions(
+    frames: int,
+    rows: int,
+    cols: int,
+    *,
+    cls: ClassToken = False,
+    scale: float | Sequence[float] = 1.0,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """(frames * rows * cols [+ 1], 3): (t, y, x) from 1; `scale` is one factor or one per axis."""
+    axes = _indices([("frames", frames), ("rows", rows), ("cols", cols)], device)
+    r = torch.stack(axes, dim=-1)
+    return _with_cls(r * torch.as_tensor(scale, dtype=r.dtype, device=r.device), cls)
+
+
+def event_positions(
+    x: Tensor, y: Tensor, t: Tensor, *, time_scale: float, cls: ClassToken = False
+) -> Tensor:
+    """(..., N [+ 1], 3): (x, y, t / time_scale) from patch indices and times of equal shape (..., N).
+
+    Times are divided in float64 before they become float32, so microsecond clocks keep their digits.
+    """
+    if not (x.shape == y.shape == t.shape):
+        raise ValueError(
+            f"x, y and t must have one shape, got {tuple(x.shape)}, {tuple(y.shape)}, {tuple(t.shape)}"
+        )
+    if not time_scale > 0:
+        raise ValueError(f"time_scale must be positive, got {time_scale}")
+    time = (t.double() / time_scale).float()
+    return _with_cls(torch.stack([x.float(), y.float(), time], dim=-1), cls)
+
+
+def point_positions(points: Tensor, *, unit: float = 1.0, cls: ClassToken = False) -> Tensor:
+    """(..., N [+ 1], p): coordinates divided by `unit`, the length that shall count as one."""
+    if points.ndim < 2:
+        raise ValueError(f"points must be (..., N, p), got {tuple(points.shape)}")
+    if not unit > 0:
+        raise ValueError(f"unit must be positive, got {unit}")
+    return _with_cls((points.double() / unit).float(), cls)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Checked positions, with what an encoding prepared once for all layers.
+
+    r: (B or 1, N, p), floating. unplaced: whether some token may have no position; None if unknown,
+    which is safe and costs one attention feature. state: whatever `Encoding.prepare` adds.
+    """
+
+    r: Tensor
+    unplaced: bool | None = None
+    state: Any = None
+
+    def with_state(self, state: Any) -> Positions:
+        return replace(self, state=state)
+
+    @classmethod
+    def of(cls, r: Tensor | Positions, pos_dim: int | None = None) -> Positions:
+        """Check shape, type and values. Values are not looked at while compiling."""
+        if isinstance(r, Positions):
+            return r
+        if r.ndim == 2:
+            r = r[None]
+        if r.ndim != 3 or (pos_dim is not None and r.shape[-1] != pos_dim):
+            want = "p" if pos_dim is None else str(pos_dim)
+            raise ValueError(f"positions must be (N, {want}) or (B, N, {want}), got {tuple(r.shape)}")
+        if r.dtype in (torch.float16, torch.bfloat16):
+            raise TypeError(f"positions must be float32, float64 or integers, got {r.dtype}: half precision rounds them")
+        if r.dtype.is_complex or r.dtype == torch.bool:
+            raise TypeError(f"positions must be float32, float64 or integers, got {r.dtype}")
+        if not r.dtype.is_floating_point:
+            return cls(r.double(), unplaced=False)
+        if torch.compiler.is_compiling():
+            return cls(r)
+        nan = r.isnan()
+        some, every = nan.any(-1), nan.all(-1)
+        if r.isinf().any():
+            raise ValueError("positions must be finite, or NaN for a token without a position; got inf")
+        if not torch.equal(some, every):
+            b, n = (some & ~every).nonzero()[0].tolist()
+            raise ValueError(
+                f"position {n} of sample {b} is NaN in part: {r[b, n].tolist()}; "
+                "a token without a position has NaN in every coordinate"
+            )
+        return cls(r, unplaced=bool(some.any()))
+
+
+def placed(r: Tensor) -> Tensor:
+    """(B or 1, N) boolean: which tokens have a position."""
+    return ~r.isnan().any(-1)
+
+
+def centre(r: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Shift positions so that the valid, placed ones lie around 0, and tell how far those reach.
+
+    One offset per sample, near the middle of the range and a multiple of a power of two that is at
+    most one, so integers stay integers. Relative encodings do not notice; half precision does.
+    Returns the shifted positions (B or 1, N, p), 0 where a token has none, and the reach, max |r| over
+    valid tokens, (B or 1, 1, 1).
+    """
+    here = placed(r)[..., None]  # (B, N, 1)
+    valid = here if mask is None else here & mask[..., None]
+    some = valid.any(1, keepdim=True)
+    high = torch.where(some, torch.where(valid, r, -torch.inf).amax(1, keepdim=True), 0.0)
+    low = torch.where(some, torch.where(valid, r, torch.inf).amin(1, keepdim=True), 0.0)
+    half = (high / 2 - low / 2).amax(-1, keepdim=True)
+    quantum = torch.exp2(torch.floor(torch.log2(half.clamp(min=1e-30)))).clamp(max=1.0)
+    offset = ((high / 2 + low / 2) / quantum).round() * quantum
+    shifted = torch.where(here, r - offset, 0.0)
+    return shifted, torch.where(valid, shifted.abs(), 0.0).amax((1, 2), keepdim=True)
