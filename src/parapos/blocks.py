@@ -43,9 +43,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, heads * (2 * self.qk_dim + self.head_dim))
         self.proj = nn.Linear(heads * self.head_dim, dim)
         if isinstance(encoding, str):
-            encoding = create_encoding(
-                encoding, dim=dim, heads=heads, head_dim=self.qk_dim, pos_dim=pos_dim, **options
-            )
+            encoding = create_encoding(encoding, dim=dim, heads=heads, head_dim=self.qk_dim, pos_dim=pos_dim, **options)
         elif options:
             raise TypeError(f"options {', '.join(options)} are for an encoding given by name")
         elif (encoding.dim, encoding.heads, encoding.head_dim) != (dim, heads, self.qk_dim):
@@ -58,9 +56,7 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).split([size, size, self.heads * self.head_dim], dim=-1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))  # (B, H, N, h or w)
         q, k, terms = self.encoding(x, q, k, r)
-        out = attend(
-            q, k, v, terms, mask, scale=self.encoding.scale, kernel=self.kernel, strict=self.strict
-        )
+        out = attend(q, k, v, terms, mask, scale=self.encoding.scale, kernel=self.kernel, strict=self.strict)
         assert isinstance(out, Tensor)
         return self.proj(out.transpose(1, 2).flatten(2))
 
@@ -124,9 +120,9 @@ class Encoder(nn.Module):
     @property
     def encoding(self) -> Encoding:
         """The first layer's encoding, which also speaks for the stack."""
-        encoding = self.layers[0].attention.encoding
-        assert isinstance(encoding, Encoding)
-        return encoding
+        first = self.layers[0]
+        assert isinstance(first, Block)
+        return first.attention.encoding
 
     def forward(self, x: Tensor, r: Tensor | Positions, mask: Tensor | None = None) -> Tensor:
         """x (B, N, D), r (N, p) or (B, N, p), mask (B, N) with True for real tokens -> (B, N, D)."""

@@ -69,17 +69,13 @@ def tubelet_positions(
     return _with_cls(r * torch.as_tensor(scale, dtype=r.dtype, device=r.device), cls)
 
 
-def event_positions(
-    x: Tensor, y: Tensor, t: Tensor, *, time_scale: float, cls: ClassToken = False
-) -> Tensor:
+def event_positions(x: Tensor, y: Tensor, t: Tensor, *, time_scale: float, cls: ClassToken = False) -> Tensor:
     """(..., N [+ 1], 3): (x, y, t / time_scale) from patch indices and times of equal shape (..., N).
 
     Times are divided in float64 before they become float32, so microsecond clocks keep their digits.
     """
     if not (x.shape == y.shape == t.shape):
-        raise ValueError(
-            f"x, y and t must have one shape, got {tuple(x.shape)}, {tuple(y.shape)}, {tuple(t.shape)}"
-        )
+        raise ValueError(f"x, y and t must have one shape, got {tuple(x.shape)}, {tuple(y.shape)}, {tuple(t.shape)}")
     if not time_scale > 0:
         raise ValueError(f"time_scale must be positive, got {time_scale}")
     time = (t.double() / time_scale).float()
@@ -121,7 +117,9 @@ class Positions:
             want = "p" if pos_dim is None else str(pos_dim)
             raise ValueError(f"positions must be (N, {want}) or (B, N, {want}), got {tuple(r.shape)}")
         if r.dtype in (torch.float16, torch.bfloat16):
-            raise TypeError(f"positions must be float32, float64 or integers, got {r.dtype}: half precision rounds them")
+            raise TypeError(
+                f"positions must be float32, float64 or integers, got {r.dtype}: half precision rounds them"
+            )
         if r.dtype.is_complex or r.dtype == torch.bool:
             raise TypeError(f"positions must be float32, float64 or integers, got {r.dtype}")
         if not r.dtype.is_floating_point:

@@ -10,7 +10,8 @@ Near the query the products are large and their sum is small, so digits are lost
 - psi and phi are split, psi.phi = psi_hi.phi_hi + psi_hi.phi_lo + psi_lo.phi. Half precision splits each number
   into two. float32 puts psi_hi and phi_hi on a grid so coarse that near the query all their products and partial
   sums are integers times one unit, hence exact; const_i then brings the sum back near 0 before the rest is added.
-float64 has digits to spare and uses the bare features.
+float64 has digits to spare and uses the bare features. What error is left grows with |M| |r|^2, so `columns` also
+estimates it, and the kernel takes another way where it would show.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import torch
 from torch import Tensor
 
 from ..positions import centre, placed
-from .terms import Polynomial, Quadratic, monomial
+from .basis import monomial
+from .terms import Polynomial, Quadratic
 
 REACH_BITS = 6  # positions are scaled to |r| <= 2^6
 CONST = 64.0  # what keys hold against const_i / 64, which then fits in float16
@@ -71,7 +73,7 @@ def _split32(M: Tensor, g: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (x / shaped).round() * shaped
 
     # The unit (B, H, N) of psi_hi: small, yet the sums of near keys stay below 2^24 of it.
-    size = 2 * constant(M.abs(), -g.abs(), r.abs() + 2.0 ** (REACH_BITS - 3))[..., 0]
+    size = constant(M.abs(), -g.abs(), r.abs() + 2.0**REACH_BITS)[..., 0]
     unit = torch.exp2(torch.ceil(torch.log2(size.clamp(min=1e-30))) - 24)
     M_hi, g_hi, coarse = on_grid(M), on_grid(g), r.round()
     M_lo, g_lo, fine = M - M_hi, g - g_hi, r - coarse
@@ -112,12 +114,33 @@ def polynomial(term: Polynomial, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.stack([query[b] for b in below], dim=-1), keys, query[zero][..., None]
 
 
-def columns(term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Extra columns for q (B, H, N, e) and for k (B or 1, N, e), in `dtype`. Their products sum to the term's
-    scores, up to a number per query unless `term.unplaced`. Everything up to the last rounding is float32, or
-    float64 for float64."""
+def _error(M: Tensor, g: Tensor, r: Tensor, dtype: torch.dtype) -> Tensor:
+    """About how far off scores may be for the keys that matter, before scaling."""
+    size = constant(M.abs(), -g.abs(), r.abs()).amax()
+    if dtype == torch.bfloat16:
+        return size * 2.0**-17
+    if dtype == torch.float16:
+        return size * 2.0**-22
+    if dtype == torch.float64:
+        return size * 2.0**-53
+    rest = 2.0**-11 + (r - r.round()).abs().amax() * 2.0 ** (1 - REACH_BITS)
+    diagonal = M if M.ndim == 3 else M.diagonal(dim1=-2, dim2=-1)
+    # Where scores are not concave, far keys may win, and for those the sum is not exact.
+    return torch.where(diagonal.amax() < 0, size * rest * 2.0**-24, torch.inf)
+
+
+def columns(
+    term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Extra columns for q (B, H, N, e) and for k (B or 1, N, e), in `dtype`, and an estimate of their error.
+
+    Their products sum to the term's scores, up to a number per query unless `term.unplaced`. Everything before the
+    last rounding is float32, or float64 for float64.
+    """
     wide = torch.promote_types(dtype, torch.float32)
     r, reach = centre(term.r, mask)
+    here = placed(term.r)
+    error = None
     if isinstance(term, Polynomial):
         query, key, const = polynomial(term, r.to(wide))
     else:
@@ -127,14 +150,14 @@ def columns(term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtyp
         assert some is not None
         M = some.new_zeros(some.shape[:3]) if term.M is None else term.M
         M = M.to(wide) * (fit if M.ndim == 3 else fit[..., None, None]).square()
-        g = torch.zeros((), dtype=wide, device=r.device) if term.g is None else term.g.to(wide) * fit[..., None]
+        g = M.new_zeros((*M.shape[:3], r.shape[-1])) if term.g is None else term.g.to(wide) * fit[..., None]
+        error = _error(M, g, r if mask is None else torch.where(mask[..., None], r, 0.0), dtype)
         if dtype == torch.float32:
-            query, key, const = _split32(M, g.expand(*M.shape[:3], r.shape[-1]), r)
+            query, key, const = _split32(M, g, r)
         else:
             query, key, const = psi(M, g, r), phi(r, M), constant(M, g, r)
             if wide != dtype:
                 query, key = _split16(query, key, dtype)
-    here = placed(term.r)
     if term.unplaced is not False:
         const = const / CONST
         high = const.to(dtype)
@@ -144,4 +167,4 @@ def columns(term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtyp
         query = torch.where(here[:, None, :, None], query, 0.0)
     if term.unplaced is not False or mask is not None:
         key = torch.where((here if mask is None else here & mask)[..., None], key, 0.0)
-    return query.to(dtype), key.to(dtype)
+    return query.to(dtype), key.to(dtype), error

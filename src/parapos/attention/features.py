@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import product
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ from .columns import columns
 from .terms import Distance, Polynomial, Quadratic, Table, Term
 
 CHUNK_BYTES = 16 * 2**20  # widened q, k, v alive at one time
+# Errors of a logit that columns may bring, each below what rounding q and k brings in that type; else blockwise.
+ERRORS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1.5e-3, torch.bfloat16: 0.05}
 
 
 def separable(terms: Sequence[Term], dtype: torch.dtype) -> bool:
@@ -63,11 +66,15 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
     return torch.where(some[:, :, None, None], out, 0.0)
 
 
-def _separable(q: Tensor, k: Tensor, v: Tensor, term: Quadratic | Polynomial, mask: Tensor | None, scale: float) -> Tensor:
+def _separable(
+    q: Tensor, k: Tensor, v: Tensor, term: Quadratic | Polynomial, mask: Tensor | None, scale: float
+) -> Tensor:
     """Augment and attend, a few samples or heads at a time, in buffers that are made once."""
     batch, heads, n, h = q.shape
     w = v.shape[-1]
-    query, key = columns(term, mask, q.dtype)
+    query, key, error = columns(term, mask, q.dtype)
+    if error is not None and not error.item() * scale <= ERRORS[q.dtype]:
+        return blockwise.forward(q, k, v, [term], mask, scale)
     extra, width = widths(q, v, term)
     rows = n
     while q.dtype == torch.float32 and not q.is_cuda and (0 < rows % 512 < 12 or 0 < rows % 32 < 4):
@@ -102,9 +109,7 @@ def _separable(q: Tensor, k: Tensor, v: Tensor, term: Quadratic | Polynomial, ma
 
 # The kernel is a custom operator with a backward of its own, so it compiles and exports as one node.
 
-_TERMS: dict[str, type[Quadratic] | type[Polynomial] | type[Distance] | type[Table]] = {
-    t.__name__: t for t in (Quadratic, Polynomial, Distance, Table)
-}
+_TERMS: dict[str, Any] = {t.__name__: t for t in (Quadratic, Polynomial, Distance, Table)}
 
 
 def _pack(terms: Sequence[Term]) -> tuple[list[Tensor], str]:
@@ -181,7 +186,15 @@ def _backward(ctx, dout):  # type: ignore[no-untyped-def]
     q, k, v, *rest = ctx.saved_tensors
     mask, tensors = (rest[0], rest[1:]) if ctx.masked else (None, rest)
     dq, dk, dv, *grads = _attention_backward(dout, q, k, v, mask, ctx.scale, list(tensors), ctx.spec)
-    return dq, dk, dv, None, None, [g if g.shape == t.shape else None for g, t in zip(grads, tensors, strict=True)], None
+    return (
+        dq,
+        dk,
+        dv,
+        None,
+        None,
+        [g if g.shape == t.shape else None for g, t in zip(grads, tensors, strict=True)],
+        None,
+    )
 
 
 _attention.register_autograd(_backward, setup_context=_setup)

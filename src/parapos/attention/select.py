@@ -217,8 +217,9 @@ def attend(
     """softmax(scale * (q.k + scaled terms) + other terms) v.
 
     q, k (B, H, N, h), v (B, H, N, w) -> (B, H, N, w) in the same dtype. mask (B, N) is key padding, True for real
-    tokens; a query that sees no key gives zeros. scale defaults to h^-0.5; with an encoding, use its `scale`. strict raises KernelError rather than fall
-    back to the dense kernel. return_weights adds the weights (B, H, N, N), through the reference kernel.
+    tokens; a query that sees no key gives zeros. scale defaults to h^-0.5; with an encoding, use its `scale`. strict
+    raises KernelError rather than fall back to the dense kernel. return_weights adds the weights (B, H, N, N), through
+    the reference kernel.
     """
     _check(q, k, v, terms, mask)
     if any(getattr(term, "ignores_mask", False) for term in terms):

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
 from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-Exponents = tuple[tuple[int, ...], ...]
+from .basis import Exponents, contract, difference, monomial, monomials, project
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Quadratic:
             raise ValueError("Quadratic needs M, g or both")
 
     def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, f, N)
-        d = _difference(self, dtype)
+        d = difference(self.r, self.at, dtype)
         parts = [d] if self.g is not None else []
         if self.M is not None and self.M.ndim == 3:
             parts.append(d.square().sum(-1, keepdim=True))
@@ -54,10 +53,10 @@ class Quadratic:
         parts = [self.g] if self.g is not None else []
         if self.M is not None:
             parts.append(self.M[..., None] if self.M.ndim == 3 else self.M.flatten(-2))
-        return _contract(torch.cat(parts, dim=-1).to(dtype), self.basis(dtype))
+        return contract(torch.cat(parts, dim=-1).to(dtype), self.basis(dtype))
 
     def gradients(self, ds: Tensor) -> dict[str, Tensor]:
-        grad = _project(ds, self.basis(ds.dtype))
+        grad = project(ds, self.basis(ds.dtype))
         p = 0 if self.g is None else self.g.shape[-1]
         out = {} if self.g is None else {"g": grad[..., :p]}
         if self.M is not None:
@@ -89,14 +88,14 @@ class Polynomial:
             raise ValueError(f"{k} coefficients in {p} variables need {k} exponents of {p}, got {self.exponents}")
 
     def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, K, N)
-        d = _difference(self, dtype)
+        d = difference(self.r, self.at, dtype)
         return torch.stack([monomial(d, e) for e in self.exponents], dim=-2)
 
     def scores(self, dtype: torch.dtype) -> Tensor:
-        return _contract(self.c.to(dtype), self.basis(dtype))
+        return contract(self.c.to(dtype), self.basis(dtype))
 
     def gradients(self, ds: Tensor) -> dict[str, Tensor]:
-        return {"c": _project(ds, self.basis(ds.dtype))}
+        return {"c": project(ds, self.basis(ds.dtype))}
 
     def take(self, batch: slice, rows: slice) -> Polynomial:
         return _take(self, batch, rows)
@@ -114,13 +113,13 @@ class Distance:
     learned: ClassVar[tuple[str, ...]] = ("slopes",)
 
     def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, 1, N)
-        return torch.linalg.vector_norm(_difference(self, dtype), dim=-1)[:, :, None, :]
+        return torch.linalg.vector_norm(difference(self.r, self.at, dtype), dim=-1)[:, :, None, :]
 
     def scores(self, dtype: torch.dtype) -> Tensor:
         return -self.slopes.to(dtype)[:, None, None] * self.basis(dtype).transpose(1, 2)
 
     def gradients(self, ds: Tensor) -> dict[str, Tensor]:
-        return {"slopes": -_project(ds, self.basis(ds.dtype)).sum((0, 2, 3))}
+        return {"slopes": -project(ds, self.basis(ds.dtype)).sum((0, 2, 3))}
 
     def take(self, batch: slice, rows: slice) -> Distance:
         return _take(self, batch, rows)
@@ -148,44 +147,6 @@ class Table:
 
 Term = Quadratic | Polynomial | Distance | Table
 _Relative = TypeVar("_Relative", Quadratic, Polynomial, Distance)
-
-
-def monomials(p: int, degree: int) -> Exponents:
-    """Exponents of all monomials in p variables of degree 1..degree: C(degree + p, p) - 1 of them."""
-    return tuple(
-        tuple(factors.count(u) for u in range(p))
-        for n in range(1, degree + 1)
-        for factors in combinations_with_replacement(range(p), n)
-    )
-
-
-def monomial(d: Tensor, exponents: tuple[int, ...]) -> Tensor:
-    """d^exponents over the last dimension, by repeated products."""
-    out = torch.ones_like(d[..., 0])
-    for u, power in enumerate(exponents):
-        for _ in range(power):
-            out = out * d[..., u]
-    return out
-
-
-def _difference(term: Quadratic | Polynomial | Distance, dtype: torch.dtype) -> Tensor:
-    """(B or 1, n, N, p), subtracted at the positions' own precision before rounding to `dtype`."""
-    at = term.r if term.at is None else term.at
-    return (term.r[:, None, :, :] - at[:, :, None, :]).nan_to_num(nan=0.0).to(dtype)
-
-
-def _contract(coefficients: Tensor, basis: Tensor) -> Tensor:
-    """(B, H, n, f), (B or 1, n, f, N) -> (B, H, n, N). A shared basis is never copied per sample."""
-    if basis.shape[0] > 1:
-        return (coefficients.transpose(1, 2) @ basis).transpose(1, 2)
-    b, h, n, f = coefficients.shape
-    out = coefficients.permute(2, 0, 1, 3).reshape(n, b * h, f) @ basis[0]  # (n, BH, N)
-    return out.view(n, b, h, basis.shape[-1]).permute(1, 2, 0, 3)
-
-
-def _project(scores: Tensor, basis: Tensor) -> Tensor:
-    """The transpose of `_contract`: (B, H, n, N), (B or 1, n, f, N) -> (B, H, n, f)."""
-    return _contract(scores, basis.transpose(-1, -2))
 
 
 def _part(x: Tensor, batch: slice) -> Tensor:

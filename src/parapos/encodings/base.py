@@ -94,9 +94,8 @@ class Encoding(nn.Module):
             raise ValueError(f"x must be ({q.shape[0]}, {q.shape[2]}, {self.dim}), got {tuple(x.shape)}")
         positions = self.prepare(r)
         if positions.r.shape[0] not in (1, q.shape[0]) or positions.r.shape[1] != q.shape[2]:
-            raise ValueError(
-                f"positions must be for {q.shape[2]} tokens and 1 or {q.shape[0]} samples, got {tuple(positions.r.shape)}"
-            )
+            want = f"({q.shape[0]} or 1, {q.shape[2]}, {self.pos_dim})"
+            raise ValueError(f"positions must be {want} for these tokens, got {tuple(positions.r.shape)}")
         return self.encode(x, q, k, positions)
 
     def extra_repr(self) -> str:

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention.terms import Exponents, Polynomial, Term, monomials
+from ..attention.basis import Exponents, monomials
+from ..attention.terms import Polynomial, Term
 from ..positions import Positions
 from .base import Claims, Encoding
 

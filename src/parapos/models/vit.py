@@ -48,9 +48,7 @@ class ViT(nn.Module):
             raise ValueError("pos_dim of an image model is 2")
         self.patch, self.pool = patch, pool
         self.embedding = nn.Conv2d(channels, dim, patch, patch)
-        self.encoder = Encoder(
-            dim, depth, mlp_dim, drop_path, heads=heads, encoding=encoding, pos_dim=2, **attention
-        )
+        self.encoder = Encoder(dim, depth, mlp_dim, drop_path, heads=heads, encoding=encoding, pos_dim=2, **attention)
         self.classifier = nn.Linear(dim, num_classes)
         nn.init.zeros_(self.classifier.weight)
         nn.init.constant_(self.classifier.bias, -math.log(num_classes))
@@ -59,7 +57,7 @@ class ViT(nn.Module):
         if pool == "cls":
             self.cls = nn.Parameter(torch.randn(1, 1, dim) * 0.02)
             choice = {None: self.encoder.encoding.cls_token, "origin": True, "unplaced": "unplaced"}
-            self.cls_token = choice[cls_position]  # type: ignore[assignment]
+            self.cls_token = choice[cls_position]
 
     def forward_features(self, images: Tensor, position_scale: float = 1.0) -> Tensor:
         """Encoded tokens (B, N, D), class token first if there is one."""

@@ -1,0 +1,50 @@
+"""The arithmetic under the score terms: differences, monomials, and contraction of coefficients with a basis.
+
+B batch, H heads, N tokens, n query rows, p position dims, f basis functions.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement
+
+import torch
+from torch import Tensor
+
+Exponents = tuple[tuple[int, ...], ...]
+
+
+def monomials(p: int, degree: int) -> Exponents:
+    """Exponents of all monomials in p variables of degree 1..degree: C(degree + p, p) - 1 of them."""
+    return tuple(
+        tuple(factors.count(u) for u in range(p))
+        for n in range(1, degree + 1)
+        for factors in combinations_with_replacement(range(p), n)
+    )
+
+
+def monomial(d: Tensor, exponents: tuple[int, ...]) -> Tensor:
+    """d^exponents over the last dimension, by repeated products."""
+    out = torch.ones_like(d[..., 0])
+    for u, power in enumerate(exponents):
+        for _ in range(power):
+            out = out * d[..., u]
+    return out
+
+
+def difference(r: Tensor, at: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """D (B or 1, n, N, p) from keys r and queries `at`, subtracted at their own precision; 0 where one has none."""
+    return (r[:, None, :, :] - (r if at is None else at)[:, :, None, :]).nan_to_num(nan=0.0).to(dtype)
+
+
+def contract(coefficients: Tensor, basis: Tensor) -> Tensor:
+    """(B, H, n, f), (B or 1, n, f, N) -> (B, H, n, N). A shared basis is never copied per sample."""
+    if basis.shape[0] > 1:
+        return (coefficients.transpose(1, 2) @ basis).transpose(1, 2)
+    b, h, n, f = coefficients.shape
+    out = coefficients.permute(2, 0, 1, 3).reshape(n, b * h, f) @ basis[0]  # (n, BH, N)
+    return out.view(n, b, h, basis.shape[-1]).permute(1, 2, 0, 3)
+
+
+def project(scores: Tensor, basis: Tensor) -> Tensor:
+    """The transpose of `contract`: (B, H, n, N), (B or 1, n, f, N) -> (B, H, n, f)."""
+    return contract(scores, basis.transpose(-1, -2))

@@ -1,0 +1,1 @@
+"""Measurements and their presentation: precision, speed, what runs on this machine."""
