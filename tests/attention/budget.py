@@ -30,7 +30,7 @@ class Case:
     def run(self, kernel: str, dtype: torch.dtype) -> dict[str, Tensor]:
         """Output and gradients of everything that has one, in float64 for comparison. Padded rows are left out."""
         encoding = copy.deepcopy(self.encoding).to(dtype)
-        leaves = {name: t.to(dtype).requires_grad_() for name, t in self.tensors.items()}
+        leaves = {name: t.detach().clone().to(dtype).requires_grad_() for name, t in self.tensors.items()}
         x, q, k, v = leaves["x"], leaves["q"], leaves["k"], leaves["v"]
         q_, k_, terms = encoding(encoding.add(x, self.r), q, k, self.r)
         out = attend(q_, k_, v, terms, self.mask, encoding.scale, kernel)

@@ -149,6 +149,8 @@ def columns(
         some = term.M if term.M is not None else term.g
         assert some is not None
         M = some.new_zeros(some.shape[:3]) if term.M is None else term.M
+        if M.ndim == 5:  # D^T M D sees the symmetric part alone
+            M = (M + M.transpose(-1, -2)) / 2
         M = M.to(wide) * (fit if M.ndim == 3 else fit[..., None, None]).square()
         g = M.new_zeros((*M.shape[:3], r.shape[-1])) if term.g is None else term.g.to(wide) * fit[..., None]
         error = _error(M, g, r if mask is None else torch.where(mask[..., None], r, 0.0), dtype)

@@ -7,7 +7,7 @@ B batch, H heads, N tokens, h query/key size, w value size.
 
 from __future__ import annotations
 
-import json
+from ast import literal_eval
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import product
@@ -113,26 +113,37 @@ _TERMS: dict[str, Any] = {t.__name__: t for t in (Quadratic, Polynomial, Distanc
 
 
 def _pack(terms: Sequence[Term]) -> tuple[list[Tensor], str]:
-    """Terms as a flat list of tensors and a text: where each belongs, and which want a gradient."""
+    """Terms as a flat list of tensors and a text: where each belongs, which want a gradient, and the other fields."""
     tensors: list[Tensor] = []
-    spec = []
+    entries = []
     for term in terms:
-        values = {f.name: getattr(term, f.name) for f in fields(term)}
-        slots = [name for name, value in values.items() if isinstance(value, Tensor)]
-        tensors += [values[name] for name in slots]
-        wanted = [name for name in term.learned if name in slots and values[name].requires_grad]
-        spec.append([type(term).__name__, slots, {k: v for k, v in values.items() if k not in slots}, wanted])
-    return tensors, json.dumps(spec)
+        slots, wanted, rest = [], [], []
+        for field in fields(term):
+            value = getattr(term, field.name)
+            if isinstance(value, Tensor):
+                tensors.append(value)
+                slots.append(field.name)
+                if field.name in term.learned and value.requires_grad:
+                    wanted.append(field.name)
+            else:
+                rest.append(f"{field.name}={value}")
+        entries.append("|".join([type(term).__name__, " ".join(slots), " ".join(wanted), ";".join(rest)]))
+    return tensors, "&".join(entries)
+
+
+def _parse(spec: str) -> list[tuple[str, list[str], list[str], dict[str, Any]]]:
+    """Per term: its name, its tensors' fields, those that want a gradient, and its other fields."""
+    parsed = []
+    for entry in spec.split("&"):
+        name, slots, wanted, rest = entry.split("|")
+        values = {k: literal_eval(v) for k, v in (pair.split("=") for pair in rest.split(";") if pair)}
+        parsed.append((name, slots.split(), wanted.split(), values))
+    return parsed
 
 
 def _unpack(tensors: Sequence[Tensor], spec: str) -> list[Term]:
     flat = iter(tensors)
-    terms: list[Term] = []
-    for name, slots, values, _ in json.loads(spec):
-        if "exponents" in values:
-            values["exponents"] = tuple(tuple(e) for e in values["exponents"])
-        terms.append(_TERMS[name](**values, **{slot: next(flat) for slot in slots}))
-    return terms
+    return [_TERMS[name](**values, **{slot: next(flat) for slot in slots}) for name, slots, _, values in _parse(spec)]
 
 
 @torch.library.custom_op("parapos::attention", mutates_args=())
@@ -156,23 +167,23 @@ def _attention_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, tensors: list[Tensor], spec: str
 ) -> list[Tensor]:
     """Gradients of q, k, v and of each tensor; an empty tensor stands for none."""
-    wanted = [entry[3] for entry in json.loads(spec)]
+    wanted = [entry[2] for entry in _parse(spec)]
     dq, dk, dv, grads = blockwise.backward(dout, q, k, v, _unpack(tensors, spec), mask, scale, wanted)
     out, flat = [dq, dk, dv], iter(tensors)
-    for entry, grad in zip(json.loads(spec), grads, strict=True):
+    for entry, grad in zip(_parse(spec), grads, strict=True):
         for slot in entry[1]:
             value = next(flat)
             out.append(grad[slot].to(value.dtype) if slot in grad else value.new_empty(0))
-    return out
+    return [x.contiguous() for x in out]
 
 
 @_attention_backward.register_fake
 def _(dout, q, k, v, mask, scale, tensors, spec):  # type: ignore[no-untyped-def]
-    out, flat = [torch.empty_like(x) for x in (q, k, v)], iter(tensors)
-    for _, slots, _, wanted in json.loads(spec):
+    out, flat = [x.new_empty(x.shape) for x in (q, k, v)], iter(tensors)
+    for _, slots, wanted, _ in _parse(spec):
         for slot in slots:
             value = next(flat)
-            out.append(torch.empty_like(value) if slot in wanted else value.new_empty(0))
+            out.append(value.new_empty(value.shape if slot in wanted else 0))
     return out
 
 

@@ -25,7 +25,7 @@ from .basis import Exponents, contract, difference, monomial, monomials, project
 class Quadratic:
     """D^T M_i D + g_i . D. PaPE and its kin.
 
-    M: (B, H, N, p, p) symmetric, (B, H, N) for a multiple of the identity, or None; g: (B, H, N, p) or None.
+    M: (B, H, N, p, p), (B, H, N) for a multiple of the identity, or None; g: (B, H, N, p) or None.
     """
 
     M: Tensor | None

@@ -1,0 +1,79 @@
+"""torch.compile and torch.export: one graph for all resolutions, the same numbers, no graph break."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+import parapos
+
+SIDES = (4, 5, 6, 8, 10)
+
+
+def options(name: str) -> dict[str, object]:
+    return {"directions": [("up", 0.5), ("all", 0.25)]} if name == "lookhere" else {}
+
+
+@pytest.mark.parametrize("name", parapos.list_encodings())
+def test_one_graph_for_five_resolutions(name: str) -> None:
+    torch._dynamo.reset()
+    net = parapos.ViT(
+        dim=16, heads=2, depth=2, mlp_dim=16, num_classes=3, patch=2, encoding=name, drop_path=0.0, **options(name)
+    )
+    torch.nn.init.normal_(net.classifier.weight)
+    counter = CompileCounter()
+    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend=counter)
+    for side in SIDES:
+        images = torch.randn(2, 3, 2 * side, 2 * side)
+        logits = compiled(images)
+        torch.testing.assert_close(logits, net(images))
+        logits.sum().backward()
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name", ["pape", "alibi"])
+def test_one_graph_for_attention_with_mask_and_missing_positions(name: str) -> None:
+    torch._dynamo.reset()
+    net = parapos.Attention(16, heads=2, encoding=name, pos_dim=2)
+    counter = CompileCounter()
+    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend=counter)
+    for side in SIDES:
+        r = parapos.grid_positions(side, side, cls="unplaced")
+        x, mask = torch.randn(2, len(r), 16), torch.rand(2, len(r)) > 0.3
+        torch.testing.assert_close(compiled(x, r, mask), net(x, r, mask))
+    assert counter.frame_count == 1
+
+
+def test_through_the_default_backend() -> None:
+    """Forward and backward through ahead-of-time autograd (its eager backend: code generation is PyTorch's affair)."""
+    torch._dynamo.reset()
+    net = parapos.Attention(16, heads=2, encoding="pape", pos_dim=2)
+    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend="aot_eager")
+    for side in SIDES[:3]:
+        r = parapos.grid_positions(side, side)
+        x = torch.randn(2, len(r), 16)
+        found, wanted = (torch.autograd.grad(f(x, r).square().sum(), list(net.parameters())) for f in (compiled, net))
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_export() -> None:
+    net = parapos.ViT(dim=16, heads=2, depth=1, mlp_dim=16, num_classes=3, patch=2, parabolas=4).eval()
+    batch = torch.export.Dim("batch", min=2)
+    images = torch.randn(3, 3, 8, 8)
+    program = torch.export.export(net, (images,), dynamic_shapes=({0: batch},))
+    other = torch.randn(5, 3, 8, 8)
+    torch.testing.assert_close(program.module()(other), net(other))
+
+
+def test_custom_operators_are_sound() -> None:
+    """PyTorch's own checks: schema, fake tensors, autograd registration, ahead-of-time dispatch."""
+    from parapos.attention.features import _attention, _pack
+
+    net = parapos.create_encoding("pape", dim=8, heads=2, head_dim=4, pos_dim=2, parabolas=3)
+    q = torch.randn(2, 2, 9, 4, requires_grad=True)
+    _, _, terms = net(torch.randn(2, 9, 8), q, q, parapos.grid_positions(3, 3))
+    tensors, spec = _pack(terms)
+    tensors = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
+    torch.library.opcheck(_attention, (q, q.clone(), q.clone(), None, 0.5, tensors, spec))

@@ -1,0 +1,140 @@
+"""Which kernel runs, what `explain` says of it, and what bad input gets."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import parapos
+from parapos.attention import KERNELS
+
+from .budget import make_case
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def call(dtype: torch.dtype = torch.float32, n: int = 50):
+    case = make_case("pape", n=n, dtype=dtype)
+    q, k, terms = case.encoding(case.tensors["x"], case.tensors["q"], case.tensors["k"], case.r)
+    return q, k, case.tensors["v"], terms
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtype_out_is_dtype_in(kernel: str, dtype: torch.dtype) -> None:
+    q, k, v, terms = call(dtype)
+    assert terms[0].M.dtype == torch.promote_types(dtype, torch.float32)
+    assert parapos.attend(q, k, v, terms, kernel=kernel).dtype == dtype
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert parapos.attend(q, k, v, terms, kernel=kernel).dtype == dtype
+
+
+def test_weights_come_from_the_reference() -> None:
+    q, k, v, terms = call()
+    out, weights = parapos.attend(q, k, v, terms, return_weights=True)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 50))
+    torch.testing.assert_close(weights @ v, out)
+    with pytest.raises(parapos.KernelError, match="never forms the attention weights"):
+        parapos.attend(q, k, v, terms, kernel="features", return_weights=True)
+
+
+def test_strict_never_falls_back() -> None:
+    q, k, v, terms = call()
+    parapos.attend(q, k, v, terms, strict=True)
+    with pytest.raises(parapos.KernelError, match="strict mode"):
+        parapos.attend(q, k, v, terms, strict=True, return_weights=True)
+    learned = parapos.Quadratic(terms[0].M, terms[0].g, terms[0].r.clone().requires_grad_())
+    with pytest.raises(parapos.KernelError, match="positions require a gradient"):
+        parapos.attend(q, k, v, [learned], strict=True)
+    out = parapos.attend(q, k, v, [learned])
+    (gradient,) = torch.autograd.grad(out.sum(), learned.r)
+    assert gradient.abs().max() > 0
+
+
+def test_explain_is_what_runs() -> None:
+    q, k, v, terms = call()
+    plan = parapos.explain(q, k, v, terms)
+    assert plan.kernel == "features"
+    assert "16 extra query/key columns" in str(plan)
+    assert "width 32" in str(plan)
+    assert "reference: slower" in str(plan)
+    plan = parapos.explain(q, k, v, terms, return_weights=True)
+    assert plan.kernel == "reference"
+    assert "never forms the attention weights" in str(plan)
+    assert "asked for by name" in str(parapos.explain(q, k, v, terms, kernel="reference"))
+    assert "no score terms" in str(parapos.explain(q, k, v))
+    table = parapos.Table(torch.zeros(1, 1, 50, 50))
+    assert "blocks of queries" in str(parapos.explain(q, k, v, [table]))
+    dense = parapos.explain(q, k, v, terms, kernel="reference").memory
+    assert parapos.explain(*(torch.zeros(1, 8, 4096, 64),) * 3).memory < dense * 1000
+
+
+def test_fused_really() -> None:
+    """PyTorch's fused kernel is taken for every width: the math fallback is forbidden here."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    mask = torch.ones(1, 50, dtype=torch.bool)
+    for dtype in DTYPES[:3]:
+        q, k, v, terms = call(dtype)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            parapos.attend(q, k, v, terms)
+            parapos.attend(q, k, v, terms, mask)
+            parapos.attend(q, k, v[..., :8], (), mask)
+            parapos.attend(q[..., :8], k[..., :8], v)
+
+
+def bad(message: str, *, error: type[Exception] = ValueError, **changes: object) -> None:
+    q, k, v, terms = call()
+    arguments = {"q": q, "k": k, "v": v, "terms": terms} | changes
+    with pytest.raises(error, match=re.escape(message)):
+        parapos.attend(**arguments)
+
+
+def test_bad_input() -> None:
+    q = torch.zeros(1, 2, 50, 16)
+    bad("q must be float16, bfloat16, float32 or float64, got torch.int64", error=TypeError, q=q.long())
+    bad("one dtype", error=TypeError, k=q.double())
+    bad("q must be (batch, heads, tokens, size), got (2, 50, 16)", q=q[0])
+    bad("got (1, 2, 50, 16), (1, 2, 49, 16)", k=q[:, :, :49])
+    bad("mask must be a boolean tensor (1, 50)", mask=torch.ones(1, 49, dtype=torch.bool))
+    bad("got torch.float32 (1, 50)", mask=torch.ones(1, 50))
+    bad("unknown kernel 'fast', expected one of auto, features, reference", kernel="fast")
+    bad(
+        "Table.bias must be (1 or 1, 2 or 1, 50, 50), got (1, 2, 49, 50)",
+        terms=[parapos.Table(torch.zeros(1, 2, 49, 50))],
+    )
+    r = torch.zeros(1, 50, 2)
+    bad(
+        "Quadratic.g must be (1, 2, 50, 2), got (1, 2, 50, 3)",
+        terms=[parapos.Quadratic(None, torch.zeros(1, 2, 50, 3), r)],
+    )
+    bad("Distance.slopes must be (2,), got (3,)", terms=[parapos.Distance(torch.zeros(3), r)])
+    bad("Distance.r must be (1 or 1, 50, p), got (1, 49, 2)", terms=[parapos.Distance(torch.zeros(2), r[:, 1:])])
+    bad("Distance.r must be float32", error=TypeError, terms=[parapos.Distance(torch.zeros(2), r.half())])
+    bad("Polynomial.c must be (1, 2, 50, K)", terms=[parapos.Polynomial(torch.zeros(1, 3, 50, 2), r)])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 33, 197, 509, 513, 515, 577])
+@pytest.mark.parametrize("chunk", [1, 10**9])
+def test_any_number_of_tokens_in_any_chunks(n: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thin last blocks are filled up, few heads or samples go at a time, and nothing of it shows."""
+    from parapos.attention import features
+
+    monkeypatch.setattr(features, "CHUNK_BYTES", chunk)
+    case = make_case("pape", n=n, batch=2)
+    q, k, terms = case.encoding(case.tensors["x"], case.tensors["q"], case.tensors["k"], case.r)
+    v = case.tensors["v"]
+    ours, reference = (parapos.attend(q, k, v, terms, kernel=kernel) for kernel in ("features", "reference"))
+    torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-5)
+
+
+def test_huge_forms_take_the_exact_way() -> None:
+    """Where columns would lose the score, dense blocks keep it: positions a million apart, in every dtype."""
+    for dtype in DTYPES:
+        q, k, v, terms = call(dtype)
+        far = parapos.Quadratic(terms[0].M, terms[0].g, terms[0].r * 1e6)
+        ours, reference = (parapos.attend(q, k, v, [far], kernel=kernel) for kernel in ("features", "reference"))
+        torch.testing.assert_close(ours, reference, rtol=1e-2, atol=2e-2)
+        assert torch.isfinite(ours).all()
