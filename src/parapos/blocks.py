@@ -76,9 +76,6 @@ class DropPath(nn.Module):
         keep = torch.rand(x.shape[0], *(1,) * (x.ndim - 1), device=x.device) >= self.rate
         return x * keep.to(x.dtype) / (1 - self.rate)
 
-    def extra_repr(self) -> str:
-        return f"rate={self.rate}"
-
 
 class MLP(nn.Sequential):
     """Linear, exact GELU, Linear."""

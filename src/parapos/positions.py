@@ -116,24 +116,18 @@ class Positions:
         if r.ndim != 3 or (pos_dim is not None and r.shape[-1] != pos_dim):
             want = "p" if pos_dim is None else str(pos_dim)
             raise ValueError(f"positions must be (N, {want}) or (B, N, {want}), got {tuple(r.shape)}")
-        if r.dtype in (torch.float16, torch.bfloat16):
-            raise TypeError(
-                f"positions must be float32, float64 or integers, got {r.dtype}: half precision rounds them"
-            )
-        if r.dtype.is_complex or r.dtype == torch.bool:
+        if r.dtype in (torch.float16, torch.bfloat16, torch.bool) or r.dtype.is_complex:
             raise TypeError(f"positions must be float32, float64 or integers, got {r.dtype}")
         if not r.dtype.is_floating_point:
             return cls(r.double(), unplaced=False)
         if torch.compiler.is_compiling():
             return cls(r)
-        nan = r.isnan()
-        some, every = nan.any(-1), nan.all(-1)
         if r.isinf().any():
             raise ValueError("positions must be finite, or NaN for a token without a position; got inf")
-        if not torch.equal(some, every):
-            b, n = (some & ~every).nonzero()[0].tolist()
+        some, every = r.isnan().any(-1), r.isnan().all(-1)
+        for b, n in (some & ~every).nonzero().tolist():
             raise ValueError(
-                f"position {n} of sample {b} is NaN in part: {r[b, n].tolist()}; "
+                f"position {n} of sample {b} is NaN in part, {r[b, n].tolist()}; "
                 "a token without a position has NaN in every coordinate"
             )
         return cls(r, unplaced=bool(some.any()))

@@ -13,12 +13,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from .basis import Exponents, contract, difference, monomial, monomials, project
+
+
+def _part(x: Tensor, batch: slice) -> Tensor:
+    return x[batch] if x.shape[0] > 1 else x
+
+
+def _take(term: Any, batch: slice, rows: slice) -> Any:
+    """`take` for terms of D."""
+    at = term.r if term.at is None else term.at
+    changes = {"r": _part(term.r, batch), "at": _part(at, batch)[:, rows]}
+    for name in term.learned:
+        x = getattr(term, name)
+        if x is not None and x.ndim > 1:  # slopes belong to heads, the rest to queries
+            changes[name] = _part(x, batch)[:, :, rows]
+    return replace(term, **changes)
 
 
 @dataclass(frozen=True)
@@ -63,8 +78,7 @@ class Quadratic:
             out["M"] = grad[..., p:].reshape(self.M.shape)
         return out
 
-    def take(self, batch: slice, rows: slice) -> Quadratic:
-        return _take(self, batch, rows)
+    take = _take
 
 
 @dataclass(frozen=True)
@@ -97,8 +111,7 @@ class Polynomial:
     def gradients(self, ds: Tensor) -> dict[str, Tensor]:
         return {"c": project(ds, self.basis(ds.dtype))}
 
-    def take(self, batch: slice, rows: slice) -> Polynomial:
-        return _take(self, batch, rows)
+    take = _take
 
 
 @dataclass(frozen=True)
@@ -121,8 +134,7 @@ class Distance:
     def gradients(self, ds: Tensor) -> dict[str, Tensor]:
         return {"slopes": -project(ds, self.basis(ds.dtype)).sum((0, 2, 3))}
 
-    def take(self, batch: slice, rows: slice) -> Distance:
-        return _take(self, batch, rows)
+    take = _take
 
 
 @dataclass(frozen=True)
@@ -146,18 +158,3 @@ class Table:
 
 
 Term = Quadratic | Polynomial | Distance | Table
-_Relative = TypeVar("_Relative", Quadratic, Polynomial, Distance)
-
-
-def _part(x: Tensor, batch: slice) -> Tensor:
-    return x[batch] if x.shape[0] > 1 else x
-
-
-def _take(term: _Relative, batch: slice, rows: slice) -> _Relative:
-    at = term.r if term.at is None else term.at
-    changes = {"r": _part(term.r, batch), "at": _part(at, batch)[:, rows]}
-    for name in term.learned:
-        x = getattr(term, name)
-        if x is not None and x.ndim > 1:  # slopes belong to heads, the rest to queries
-            changes[name] = _part(x, batch)[:, :, rows]
-    return replace(term, **changes)  # type: ignore[arg-type]

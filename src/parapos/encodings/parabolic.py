@@ -75,15 +75,17 @@ class PaPE(Encoding):
         some = next(self.parameters())
         return torch.eye(self.pos_dim, device=some.device).to(_wide(some).dtype).expand(self.heads, -1, -1)
 
+    def _activate(self, a: Tensor) -> Tensor:
+        return -F.softplus(_wide(a)) if self.activation else -_wide(a)
+
     def _form(self, x: Tensor, w_p: Tensor) -> Tensor:
         """M_i = W_p^T diag(a_i) W_p: (B, H, N, p, p)."""
         if self.w_a is not None:
-            a = F.linear(x, self.w_a.flatten(0, 1).to(x.dtype))  # (B, N, H m)
-            a = _wide(a).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, N, m)
+            a = self._activate(F.linear(x, self.w_a.flatten(0, 1).to(x.dtype)))  # (B, N, H m)
+            a = a.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, N, m)
         else:
             assert self.a is not None
-            a = _wide(self.a)[None, :, None, :]  # (1, H, 1, m)
-        a = -F.softplus(a) if self.activation else -a
+            a = self._activate(self.a)[None, :, None, :]  # (1, H, 1, m)
         with torch.autocast(x.device.type, enabled=False):
             outer = (w_p[..., :, None] * w_p[..., None, :]).flatten(-2)  # (H, m, p p)
             form = (a @ outer).unflatten(-1, (self.pos_dim, self.pos_dim))

@@ -1,0 +1,58 @@
+"""README and docs stay true: their code runs, their links lead somewhere, their tables come from the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from parapos.report import claims
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted((ROOT / "docs").rglob("*.md"))
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+
+
+@pages
+def test_code_runs(page: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    scope: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), scope)
+    assert bool(blocks) == bool(scope)
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_claims_table_is_the_codes() -> None:
+    text = (ROOT / "docs" / "encodings.md").read_text()
+    found = re.search(r"<!-- claims -->\n(.*?)\n<!-- /claims -->", text, re.S)
+    assert found
+    assert found[1] == claims.table()
+
+
+def test_quirks_table_is_the_codes() -> None:
+    from parapos.encodings import ENCODINGS
+
+    text = (ROOT / "docs" / "official.md").read_text()
+    for name in ("pape", "alibi", "rope"):
+        assert f"| `{name}` | {ENCODINGS[name].quirks} |" in text
+
+
+def test_commands_exist() -> None:
+    """Every `parapos ...` command that a page names is one that the command line knows."""
+    from parapos.cli import main
+
+    found = set()
+    for page in PAGES:
+        found |= set(re.findall(r"parapos ((?:doctor|bench)(?: (?:precision|attention))?)", page.read_text()))
+    assert {"doctor", "doctor precision", "bench attention"} <= found
+    for command in found:
+        with pytest.raises(SystemExit) as stop:
+            main([*command.split(), "--help"])
+        assert stop.value.code == 0
