@@ -30,7 +30,7 @@ def _indices(sizes: Sequence[tuple[str, int]], device: torch.device | str | None
 
 
 def _with_cls(r: Tensor, cls: ClassToken) -> Tensor:
-    if cls not in (True, False, "unplaced"):
+    if not (cls is True or cls is False or cls == "unplaced"):
         raise ValueError(f"cls must be True, False or 'unplaced', got {cls!r}")
     if cls is False:
         return r
@@ -109,13 +109,12 @@ class Positions:
     @classmethod
     def of(cls, r: Tensor | Positions, pos_dim: int | None = None) -> Positions:
         """Check shape, type and values. Values are not looked at while compiling."""
-        if isinstance(r, Positions):
-            return r
-        if r.ndim == 2:
-            r = r[None]
+        known, r = (r, r.r) if isinstance(r, Positions) else (None, r[None] if r.ndim == 2 else r)
         if r.ndim != 3 or (pos_dim is not None and r.shape[-1] != pos_dim):
             want = "p" if pos_dim is None else str(pos_dim)
             raise ValueError(f"positions must be (N, {want}) or (B, N, {want}), got {tuple(r.shape)}")
+        if known is not None:
+            return known
         if r.dtype in (torch.float16, torch.bfloat16, torch.bool) or r.dtype.is_complex:
             raise TypeError(f"positions must be float32, float64 or integers, got {r.dtype}")
         if not r.dtype.is_floating_point:
@@ -151,8 +150,9 @@ def centre(r: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     some = valid.any(1, keepdim=True)
     high = torch.where(some, torch.where(valid, r, -torch.inf).amax(1, keepdim=True), 0.0)
     low = torch.where(some, torch.where(valid, r, torch.inf).amin(1, keepdim=True), 0.0)
-    half = (high / 2 - low / 2).amax(-1, keepdim=True)
-    quantum = torch.exp2(torch.floor(torch.log2(half.clamp(min=1e-30)))).clamp(max=1.0)
-    offset = ((high / 2 + low / 2) / quantum).round() * quantum
+    half, middle = high / 2 - low / 2, high / 2 + low / 2
+    fine = torch.maximum(half, middle.abs() * torch.finfo(r.dtype).eps / 2).amax(-1, keepdim=True)
+    quantum = torch.exp2(torch.floor(torch.log2(fine.clamp(min=1e-30)))).clamp(max=1.0)
+    offset = (middle / quantum).round() * quantum
     shifted = torch.where(here, r - offset, 0.0)
     return shifted, torch.where(valid, shifted.abs(), 0.0).amax((1, 2), keepdim=True)

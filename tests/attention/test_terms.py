@@ -61,9 +61,9 @@ def test_taking_rows_commutes_with_scores(which: int) -> None:
 @pytest.mark.parametrize("kernel", ["reference", "features"])
 @pytest.mark.parametrize("which", range(8))
 def test_gradcheck(kernel: str, which: int) -> None:
-    term = terms(2)[which]
-    q, k, v = (torch.randn(2, 2, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    mask = torch.tensor([[True] * 6, [True, True, False, True, True, False]])
+    term = terms(2, n=4)[which]
+    q, k, v = (torch.randn(2, 2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = torch.tensor([[True] * 4, [True, True, False, True]])
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         names = [n for n in term.learned if getattr(term, n) is not None]

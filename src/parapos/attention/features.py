@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ast import literal_eval
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
@@ -21,7 +21,7 @@ from . import blockwise
 from .columns import columns
 from .terms import Distance, Polynomial, Quadratic, Table, Term
 
-CHUNK_BYTES = 16 * 2**20  # widened q, k, v alive at one time
+CHUNK_BYTES = 8 * 2**20  # widened q, k, v alive at one time
 # Errors of a logit that columns may bring, each below what rounding q and k brings in that type; else blockwise.
 ERRORS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1.5e-3, torch.bfloat16: 0.05}
 
@@ -66,24 +66,27 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
     return torch.where(some[:, :, None, None], out, 0.0)
 
 
+def _part(term: Quadratic | Polynomial, samples: slice, heads: slice) -> Quadratic | Polynomial:
+    """The term for some samples and some heads."""
+    learned = {name: x[samples, heads] for name in term.learned if (x := getattr(term, name)) is not None}
+    return replace(term, r=term.r[samples] if term.r.shape[0] > 1 else term.r, **learned)
+
+
 def _separable(
     q: Tensor, k: Tensor, v: Tensor, term: Quadratic | Polynomial, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """Augment and attend, a few samples or heads at a time, in buffers that are made once."""
+    """Widen and attend, a few samples or heads at a time, in buffers that are made once."""
     batch, heads, n, h = q.shape
     w = v.shape[-1]
-    query, key, error = columns(term, mask, q.dtype)
-    if error is not None and not error.item() * scale <= ERRORS[q.dtype]:
-        return blockwise.forward(q, k, v, [term], mask, scale)
     extra, width = widths(q, v, term)
     rows = n
     while q.dtype == torch.float32 and not q.is_cuda and (0 < rows % 512 < 12 or 0 < rows % 32 < 4):
         # The CPU kernel works in blocks of 512 keys and 32, 64 or 256 queries. A thin last block is
         # multiplied by code that sums in another order, which is not exact; hidden tokens fill it up.
         rows += 1
+    visible = mask
     if rows > n:
-        hidden = torch.arange(rows, device=q.device) < n
-        mask = hidden.expand(batch, rows) if mask is None else F.pad(mask, (0, rows - n))
+        visible = F.pad(q.new_ones((batch, n), dtype=torch.bool) if mask is None else mask, (0, rows - n))
     per_head = 3 * rows * width * q.element_size()
     few_heads = max(1, min(heads, CHUNK_BYTES // per_head))
     few = max(1, min(batch, CHUNK_BYTES // (per_head * heads)))
@@ -91,14 +94,18 @@ def _separable(
     out = q.new_empty((batch, heads, n, w))
     for i in range(0, batch, few):
         samples = slice(i, min(i + few, batch))
-        seen = None if mask is None else mask[samples]
+        seen = None if visible is None else visible[samples]
         for j in range(0, heads, few_heads):
             part = (samples, slice(j, min(j + few_heads, heads)))
+            query, key, error = columns(_part(term, *part), None if mask is None else mask[samples], q.dtype)
+            if error is not None and not error.item() * scale <= ERRORS[q.dtype]:
+                return blockwise.forward(q, k, v, [term], mask, scale)
             a, b, c = buffers[:, : part[0].stop - i, : part[1].stop - j]
-            a[..., :n, :extra] = query[part]
+            a[..., :n, :extra] = query
             a[..., :n, extra : extra + h] = q[part]
-            b[..., :n, :extra] = (key[samples] if key.shape[0] > 1 else key)[:, None]
+            b[..., :n, :extra] = key[:, None]
             b[..., :n, extra : extra + h] = k[part]
+            del query, key
             c[..., :n, :w] = v[part]
             if seen is not None:
                 for x in (b, c):

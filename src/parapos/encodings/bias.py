@@ -38,17 +38,18 @@ class ALiBi(Encoding):
         return q, k, (Distance(slopes, r.r, ignores_mask=self.compat == "official"),)
 
 
-# What a head may see, from dx = x_j - x_i and dy = y_j - y_i; y grows downwards, bounds are inclusive.
+# What a head may see, from dx = x_j - x_i and dy = y_j - y_i; y grows downwards. Bounds are inclusive, up to e:
+# what rounding may have done to an interpolated grid.
 FIELDS = {
-    "up-left": lambda dx, dy: (dy <= 0) & (dx <= 0),
-    "up-right": lambda dx, dy: (dy <= 0) & (dx >= 0),
-    "down-left": lambda dx, dy: (dy >= 0) & (dx <= 0),
-    "down-right": lambda dx, dy: (dy >= 0) & (dx >= 0),
-    "up": lambda dx, dy: -dy >= dx.abs(),
-    "down": lambda dx, dy: dy >= dx.abs(),
-    "left": lambda dx, dy: -dx >= dy.abs(),
-    "right": lambda dx, dy: dx >= dy.abs(),
-    "all": lambda dx, dy: torch.ones_like(dx, dtype=torch.bool),
+    "up-left": lambda dx, dy, e: (dy <= e) & (dx <= e),
+    "up-right": lambda dx, dy, e: (dy <= e) & (dx >= -e),
+    "down-left": lambda dx, dy, e: (dy >= -e) & (dx <= e),
+    "down-right": lambda dx, dy, e: (dy >= -e) & (dx >= -e),
+    "up": lambda dx, dy, e: -dy >= dx.abs() - e,
+    "down": lambda dx, dy, e: dy >= dx.abs() - e,
+    "left": lambda dx, dy, e: -dx >= dy.abs() - e,
+    "right": lambda dx, dy, e: dx >= dy.abs() - e,
+    "all": lambda dx, dy, e: torch.ones_like(dx, dtype=torch.bool),
 }
 _CORNERS = ("up-left", "up-right", "down-left", "down-right")
 _SIDES = ("up", "down", "left", "right")
@@ -114,8 +115,9 @@ class LookHere(Encoding):
         dx, dy = d.unbind(-1)
         distance = torch.linalg.vector_norm(d, dim=-1).float()
         pair = free[:, :, None] | free[:, None, :]
+        edge = 4 * torch.finfo(x.dtype).eps * x.abs().amax()
         bias = torch.stack(
-            [torch.where(FIELDS[field](dx, dy), -slope * distance, -torch.inf) for field, slope in self.directions], 1
+            [torch.where(FIELDS[f](dx, dy, edge), -slope * distance, -torch.inf) for f, slope in self.directions], 1
         )
         return positions.with_state(bias.masked_fill_(pair[:, None], 0.0))
 

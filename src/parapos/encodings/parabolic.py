@@ -32,7 +32,7 @@ def _uniform(*shape: int, fan_in: int) -> nn.Parameter:
 class PaPE(Encoding):
     """Parabolic position encoding.
 
-    parabolas: m per head. Ablations, each on by default: distance (the a term), direction (the b term), context
+    parabolas: m per head, 50 by default. Ablations, each on by default: distance (the a term), direction (the b term), context
     (a and b from the token; else one learned a and b per head), activation (softplus; else a = -W_a x, unbounded),
     projection (W_p; else D itself, m = p).
     """
@@ -43,7 +43,7 @@ class PaPE(Encoding):
     def __init__(
         self,
         *,
-        parabolas: int = 50,
+        parabolas: int | None = None,
         distance: bool = True,
         direction: bool = True,
         context: bool = True,
@@ -52,13 +52,15 @@ class PaPE(Encoding):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        if not isinstance(parabolas, int) or parabolas < 1:
-            raise ValueError(f"parabolas must be a positive integer, got {parabolas!r}")
+        m = parabolas if parabolas is not None else 50 if projection else self.pos_dim
+        if not isinstance(m, int) or m < 1 or not (projection or m == self.pos_dim):
+            want = "a positive integer" if projection else f"{self.pos_dim} without projection"
+            raise ValueError(f"parabolas must be {want}, got {parabolas!r}")
         if not (distance or direction):
             raise ValueError("distance and direction are both off, which leaves no encoding; use encoding='none'")
         if not activation and not distance:
             raise ValueError("activation=False changes the distance term, which distance=False removes")
-        self.parabolas = m = parabolas if projection else self.pos_dim
+        self.parabolas = m
         self.distance, self.direction, self.context = distance, direction, context
         self.activation, self.projection = activation, projection
         shape = (self.heads, m, self.dim)

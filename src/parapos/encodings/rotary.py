@@ -83,6 +83,8 @@ class RoPEMixed(Encoding):
             raise ValueError(f"param must be 'divisor' or 'frequency', got {param!r}")
         if init not in ("shared_divisor", "rotated"):
             raise ValueError(f"init must be 'shared_divisor' or 'rotated', got {init!r}")
+        if base is not None and not base > 0:
+            raise ValueError(f"base must be positive, got {base}")
         if init == "rotated" and param == "divisor":
             raise ValueError("init='rotated' has zero frequencies, which no divisor expresses; use param='frequency'")
         self.param = param

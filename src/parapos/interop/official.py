@@ -118,7 +118,10 @@ def load(
     if inner % heads:
         raise CheckpointError(f"{heads} heads do not divide the attention width {inner}")
     if name == "pape":
-        rows = state["encoder.layers.0.attention.position_encoder.position.weight"].shape[0]
+        w_p = state.get("encoder.layers.0.attention.position_encoder.position.weight")
+        if w_p is None:
+            raise CheckpointError("the checkpoint is incomplete: W_a and W_b are there, W_p is not")
+        rows = w_p.shape[0]
         if rows % heads:
             raise CheckpointError(f"{heads} heads do not divide the {rows} rows of W_p")
         options["parabolas"] = rows // heads

@@ -1,0 +1,236 @@
+"""Coordinate conventions, the checks on positions, and centring."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parapos import Positions, event_positions, grid_positions, point_positions, tubelet_positions
+from parapos.positions import centre, placed
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (3, 2), (2, 3), (14, 14), (7, 13), (1, 5)])
+@pytest.mark.parametrize("cls", [False, True, "unplaced"])
+def test_grids_are_x_y_from_one_row_major(rows, cols, cls):
+    want = [(x, y) for y in range(1, rows + 1) for x in range(1, cols + 1)]
+    first = {False: [], True: [(0.0, 0.0)], "unplaced": [(NAN, NAN)]}[cls]
+    r = grid_positions(rows, cols, cls=cls)
+    assert r.dtype == torch.float32
+    torch.testing.assert_close(r, torch.tensor(first + want, dtype=torch.float32), rtol=0, atol=0, equal_nan=True)
+
+
+def test_interpolation_scales_patches_and_leaves_the_class_token():
+    r = grid_positions(28, 28, cls=True, scale=0.5)
+    assert r[0].tolist() == [0, 0]
+    assert r[1].tolist() == [0.5, 0.5]
+    assert r.max() == 14
+    assert grid_positions(2, 2, cls="unplaced", scale=0.5)[0].isnan().all()
+
+
+def test_tubelets_are_t_y_x():
+    r = tubelet_positions(2, 3, 4, cls=True)
+    want = [(0, 0, 0)] + [(t, y, x) for t in (1, 2) for y in (1, 2, 3) for x in (1, 2, 3, 4)]
+    assert r.tolist() == [list(map(float, row)) for row in want]
+    scaled = tubelet_positions(2, 3, 4, cls=True, scale=(2.0, 0.5, 0.25))
+    assert torch.equal(scaled, r * torch.tensor([2.0, 0.5, 0.25]))
+
+
+@pytest.mark.parametrize("clock", [torch.int64, torch.float64])
+def test_event_times_are_divided_before_they_are_rounded(clock):
+    t = torch.randint(10**8, 4 * 10**9, (200,))
+    x, y = torch.randint(0, 40, (2, 200))
+    r = event_positions(x, y, t.to(clock), time_scale=700)
+    assert r.dtype == torch.float32
+    assert torch.equal(r[:, :2], torch.stack([x, y], -1).float())
+    half_ulp = [Fraction(float(np.spacing(np.float32(v)))) / 2 for v in r[:, 2].tolist()]
+    errors = [abs(Fraction(v) - Fraction(n, 700)) for v, n in zip(r[:, 2].tolist(), t.tolist(), strict=True)]
+    assert all(e <= u * (1 + Fraction(1, 2**20)) for e, u in zip(errors, half_ulp, strict=True))
+    assert not torch.equal(t.float() / 700, r[:, 2])  # rounding first is visible here
+
+
+def test_events_of_a_batch_with_a_class_token():
+    x = torch.arange(6).view(2, 3)
+    r = event_positions(x, x + 1, x * 1000, time_scale=500, cls=True)
+    assert r.shape == (2, 4, 3)
+    assert r[:, 0].eq(0).all()
+    assert r[1, 2].tolist() == [4, 5, 8]
+
+
+def test_points_count_in_units():
+    points = torch.tensor([[[0.3, -0.6, 0.9]]], dtype=torch.float64)
+    r = point_positions(points, unit=0.3, cls="unplaced")
+    assert r.dtype == torch.float32
+    assert r[0, 0].isnan().all()
+    torch.testing.assert_close(r[0, 1], torch.tensor([1.0, -2.0, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: grid_positions(0, 3), "rows"),
+        (lambda: grid_positions(3, -1), "cols"),
+        (lambda: tubelet_positions(0, 1, 1), "frames"),
+        (lambda: grid_positions(2, 2, cls="origin"), "origin"),
+        (lambda: grid_positions(2, 2, cls=None), "None"),
+        (lambda: event_positions(torch.ones(3), torch.ones(3), torch.ones(2), time_scale=1), r"\(2,\)"),
+        (lambda: event_positions(*torch.ones(3, 4), time_scale=0), "time_scale"),
+        (lambda: point_positions(torch.ones(3)), r"\(3,\)"),
+        (lambda: point_positions(torch.ones(3, 2), unit=-1.0), "unit"),
+    ],
+)
+def test_bad_arguments_are_named(call, word):
+    with pytest.raises(ValueError, match=word):
+        call()
+
+
+@pytest.mark.parametrize("flag", [1, 0, np.True_])
+def test_a_truthy_class_token_is_never_taken_for_an_unplaced_one(flag):
+    try:
+        r = grid_positions(2, 2, cls=flag)
+    except (TypeError, ValueError):
+        return
+    assert torch.equal(r, grid_positions(2, 2, cls=bool(flag)))
+
+
+def test_positions_are_checked_once():
+    r = torch.randn(5, 3)
+    checked = Positions.of(r, 3)
+    assert checked.r.shape == (1, 5, 3)
+    assert checked.unplaced is False
+    assert Positions.of(checked, 3) is checked
+    assert Positions.of(r.expand(2, 5, 3)).r.shape == (2, 5, 3)
+    state = checked.with_state("tables")
+    assert state.state == "tables"
+    assert state.r is checked.r
+    r[2] = NAN
+    assert Positions.of(r).unplaced is True
+    assert placed(Positions.of(r).r).tolist() == [[True, True, False, True, True]]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_integers_become_float64(dtype):
+    r = torch.tensor([[200, 1]], dtype=dtype)
+    assert Positions.of(r).r.dtype == torch.float64
+    assert Positions.of(r).unplaced is False
+    large = torch.tensor([[2**40 + 1, 0]])
+    assert Positions.of(large).r[0, 0, 0] == 2**40 + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool, torch.complex64])
+def test_types_that_cannot_hold_positions_are_refused(dtype):
+    with pytest.raises(TypeError, match=str(dtype)):
+        Positions.of(torch.ones(4, 2).to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (1, 1, 4, 2), (2, 4, 1)])
+def test_wrong_shapes_are_refused(shape):
+    with pytest.raises(ValueError, match=str(shape).strip("(),")):
+        Positions.of(torch.ones(shape), 2)
+
+
+def test_checked_positions_of_another_dimension_are_refused():
+    with pytest.raises(ValueError, match=r"\(1, 4, 3\)"):
+        Positions.of(Positions.of(torch.ones(4, 3)), 2)
+
+
+def test_bad_values_are_named():
+    r = torch.ones(3, 6, 2)
+    r[2, 4, 1] = NAN
+    with pytest.raises(ValueError, match=r"position 4 of sample 2 .*\[1\.0, nan\]"):
+        Positions.of(r)
+    for value in (float("inf"), -float("inf")):
+        r[2, 4, 1] = value
+        with pytest.raises(ValueError, match="inf"):
+            Positions.of(r)
+
+
+def differences(r):
+    return r[:, None, :, :] - r[:, :, None, :]
+
+
+dims, seeds = st.integers(1, 4), st.integers(0, 2**31)
+
+
+@given(seeds, dims, st.integers(1, 9), st.integers(0, 20), st.sampled_from([torch.float32, torch.float64]))
+def test_centring_integers_changes_no_difference(seed, p, n, bits, dtype):
+    g = torch.Generator().manual_seed(seed)
+    r = torch.randint(-(2**bits), 2**bits + 1, (2, n, p), generator=g).to(dtype)
+    shifted, reach = centre(r)
+    assert torch.equal(differences(shifted), differences(r))
+    half = (r.amax(1) - r.amin(1)).amax(-1) / 2
+    assert (reach.flatten() <= half + half.clamp(max=1) / 2).all()
+
+
+@given(seeds, dims, st.integers(1, 9), st.floats(-1e6, 1e6), st.floats(1e-3, 1e4))
+def test_centring_reals(seed, p, n, shift, spread):
+    g = torch.Generator().manual_seed(seed)
+    r = torch.randn(2, n, p, generator=g, dtype=torch.float64) * spread + shift
+    shifted, reach = centre(r)
+    assert reach.shape == (2, 1, 1)
+    assert torch.equal(reach.flatten(), shifted.abs().amax((1, 2)))
+    rounding = 4 * torch.finfo(torch.float64).eps * r.abs().max()
+    assert (differences(shifted) - differences(r)).abs().max() <= rounding
+    half = (r.amax(1) - r.amin(1)).amax(-1) / 2
+    assert (reach.flatten() <= half + half.clamp(max=1) / 2 + rounding).all()
+    # Grids near the origin and far from it end up in the same place.
+    grid = torch.randint(0, 50, (1, n, p), generator=g).float()
+    assert torch.equal(centre(grid)[0], centre(grid + 2**20)[0])
+
+
+@given(seeds, dims, st.integers(2, 9))
+def test_hidden_and_unplaced_tokens_do_not_move_the_centre(seed, p, n):
+    g = torch.Generator().manual_seed(seed)
+    r = torch.randn(3, n, p, generator=g) * 5
+    mask = torch.rand(3, n, generator=g) < 0.7
+    mask[:, 0] = True
+    shifted, reach = centre(r, mask)
+    wild = r.clone()
+    wild[~mask] = 1e8
+    other, other_reach = centre(wild, mask)
+    assert torch.equal(other[mask], shifted[mask])
+    assert torch.equal(other_reach, reach)
+    wild[~mask] = NAN
+    other, other_reach = centre(wild)
+    assert torch.equal(other[mask], shifted[mask])
+    assert torch.equal(other_reach, reach)
+    assert other[~mask].eq(0).all()
+    for b in range(3):  # one offset per sample, whatever the others hold
+        assert torch.equal(centre(r[b : b + 1], mask[b : b + 1])[0], shifted[b : b + 1])
+
+
+def test_shared_positions_are_centred_per_mask():
+    r = grid_positions(1, 9)[None]
+    mask = torch.arange(9) < torch.tensor([[9], [3]])
+    shifted, reach = centre(r, mask)
+    assert shifted[:, :, 0].tolist() == [list(range(-4, 5)), list(range(-1, 8))]
+    assert reach.flatten().tolist() == [4, 1]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3.0, 1e6, 1e9, -1e12])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 3])
+def test_tokens_in_one_place_centre_to_zero(value, dtype, n):
+    shifted, reach = centre(torch.full((1, n, 2), value, dtype=dtype))
+    assert shifted.eq(0).all()
+    assert reach.eq(0).all()
+
+
+@pytest.mark.parametrize("shift", [1e5, 1e7, 1e9])
+def test_huge_shifts_stay_finite_and_close(shift):
+    r = torch.tensor([[[0.0], [64.0], [128.0]]]) + shift
+    shifted, reach = centre(r)
+    assert torch.equal(differences(shifted), differences(r))
+    assert reach.item() == pytest.approx(64, abs=32)
+
+
+@pytest.mark.parametrize("mask", [None, torch.zeros(1, 3, dtype=torch.bool)])
+def test_no_valid_token(mask):
+    r = torch.full((1, 3, 2), NAN if mask is None else 5.0)
+    shifted, reach = centre(r, mask)
+    assert shifted.isfinite().all()
+    assert reach.eq(0).all()

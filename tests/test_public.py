@@ -1,0 +1,168 @@
+"""Frozen surfaces: public names, the code of the front page, a light import, the length and layering of files."""
+
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import parapos
+
+REPO = Path(__file__).resolve().parents[1]
+PACKAGE = REPO / "src" / "parapos"
+NAMES = {
+    "Attention",
+    "Block",
+    "Distance",
+    "Encoder",
+    "Encoding",
+    "KernelError",
+    "Plan",
+    "Polynomial",
+    "Positions",
+    "Quadratic",
+    "Table",
+    "ViT",
+    "attend",
+    "create_encoding",
+    "create_model",
+    "event_positions",
+    "explain",
+    "grid_positions",
+    "interop",
+    "list_encodings",
+    "list_models",
+    "point_positions",
+    "tubelet_positions",
+}
+READING = [
+    "README.md",
+    *(
+        f"src/parapos/{name}"
+        for name in (
+            "encodings/base.py",
+            "encodings/parabolic.py",
+            "attention/terms.py",
+            "attention/reference.py",
+            "blocks.py",
+            "positions.py",
+        )
+    ),
+]
+
+
+def test_public_names():
+    assert set(parapos.__all__) == NAMES
+    assert list(parapos.__all__) == sorted(parapos.__all__)
+    found = {
+        n for n in vars(parapos) if not n.startswith("_") and not isinstance(getattr(parapos, n), types.ModuleType)
+    }
+    assert found | {"interop"} == NAMES
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|rc\d+)?", parapos.__version__)
+
+
+def test_registered_names():
+    assert set(parapos.list_encodings()) >= {
+        "pape",
+        "pape_ri",
+        "sincos",
+        "rope",
+        "rope_mixed",
+        "alibi",
+        "lookhere",
+        "none",
+        "polynomial",
+    }
+    assert {"reference", "features"} <= set(parapos.attention.KERNELS)
+
+
+def test_the_surface_works_as_promised():
+    r = parapos.grid_positions(14, 14)
+    assert r.shape == (196, 2)
+    assert (r.min(), r.max()) == (1, 14)
+    assert parapos.grid_positions(14, 14, cls=True)[0].tolist() == [0, 0]
+    enc = parapos.create_encoding("pape", dim=768, heads=12, head_dim=64, pos_dim=2, parabolas=50)
+    x, (q, k, v) = torch.randn(1, 196, 768), torch.randn(3, 1, 12, 196, 64)
+    assert enc.add(x, r) is x
+    q, k, terms = enc(x, q, k, r)
+    assert q.shape == k.shape == (1, 12, 196, 64)
+    assert enc.w_p.shape == (12, 50, 2)
+    assert enc.w_a.shape == enc.w_b.shape == (12, 50, 768)
+    att = parapos.Attention(768, heads=12, encoding="pape", pos_dim=2)
+    assert att(x, r, mask=None).shape == (1, 196, 768)
+    assert parapos.Attention(768, heads=12, encoding=enc)(x, r).shape == (1, 196, 768)
+    assert parapos.attend(q, k, v, terms=(), mask=None, scale=None, kernel="auto").shape == v.shape
+    assert parapos.attend(q, k, v, terms=terms).shape == v.shape
+    plan = parapos.explain(q, k, v, terms=terms)
+    assert isinstance(plan, parapos.Plan)
+    assert plan.kernel in str(plan)
+
+
+def test_models_work_as_promised():
+    net = parapos.create_model("vit_base_patch16", encoding="pape", num_classes=1000).eval()
+    with torch.no_grad():
+        assert net(torch.rand(1, 3, 224, 224)).shape == (1, 1000)
+        assert net(torch.rand(1, 3, 160, 96), position_scale=224 / 448).shape == (1, 1000)
+    assert "vit_base_patch16" in parapos.list_models()
+    assert callable(parapos.interop.official.load)
+
+
+def packages(statement):
+    """Top-level packages in memory after a statement, in a fresh interpreter."""
+    code = f"import sys; {statement}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_importing_it_loads_torch_and_nothing_else():
+    added = packages("import parapos") - packages("import torch") - set(sys.stdlib_module_names)
+    assert {name for name in added if not name.startswith("_")} == {"parapos"}
+    forbidden = {"lightning", "torchvision", "torchmetrics", "matplotlib", "tyro", "rich", "tensorboard", "timm"}
+    assert not forbidden & packages("import parapos")
+
+
+def lines(path):
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_the_idea_fits_in_fifteen_minutes():
+    found = {name: lines(REPO / name) for name in READING}
+    assert sum(found.values()) <= 800, found
+
+
+def test_one_idea_per_file():
+    files = [PACKAGE / "blocks.py", PACKAGE / "positions.py"]
+    files += [f for folder in ("encodings", "attention", "models") for f in (PACKAGE / folder).rglob("*.py")]
+    assert len(files) > 10
+    assert {f.name: lines(f) for f in files if lines(f) > 400} == {}
+
+
+@pytest.mark.parametrize("folder", ["encodings", "attention"])
+def test_the_core_knows_no_modality(folder):
+    words = re.compile(r"images?|imagenet|videos?|\b224\b|pixels?|cameras?|datasets?", re.IGNORECASE)
+    for file in (PACKAGE / folder).rglob("*.py"):
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            assert not words.search(line), f"{file.name}:{number}: {line.strip()}"
+
+
+ABOVE = {  # what each layer must not reach up to
+    "positions": "attention|encodings|blocks|models|interop|data|training|report|cli",
+    "attention": "encodings|blocks|models|interop|data|training|report|cli",
+    "encodings": "blocks|models|interop|data|training|report|cli",
+    "blocks": "models|interop|data|training|report|cli",
+    "models": "interop|data|training|report|cli",
+}
+
+
+@pytest.mark.parametrize("layer", ABOVE)
+def test_layers_look_down_only(layer):
+    reach = re.compile(rf"^\s*(from \.+({ABOVE[layer]})\b|(from|import) parapos\.({ABOVE[layer]})\b)", re.MULTILINE)
+    bare = re.compile(rf"^\s*from \.\.+ import .*\b({ABOVE[layer]})\b", re.MULTILINE)
+    path = PACKAGE / layer
+    for file in [path.with_suffix(".py")] if path.with_suffix(".py").exists() else path.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert not reach.search(text), file
+        assert not bare.search(text), file
