@@ -10,7 +10,9 @@ import pytest
 from parapos.report import claims
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 
 

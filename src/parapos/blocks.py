@@ -18,7 +18,7 @@ from .positions import Positions
 class Attention(nn.Module):
     """Multi-head self-attention. `encoding` is a name, with its options as keywords, or an Encoding.
 
-    head_dim is the size of a value head (default dim / heads); qk_dim that of query and key heads (default head_dim).
+    pos_dim is 2 by default. head_dim is the size of a value head (default dim / heads); qk_dim that of query and key heads (default head_dim).
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Attention(nn.Module):
         dim: int,
         heads: int,
         encoding: str | Encoding = "pape",
-        pos_dim: int = 2,
+        pos_dim: int | None = None,
         *,
         head_dim: int | None = None,
         qk_dim: int | None = None,
@@ -43,11 +43,15 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, heads * (2 * self.qk_dim + self.head_dim))
         self.proj = nn.Linear(heads * self.head_dim, dim)
         if isinstance(encoding, str):
-            encoding = create_encoding(encoding, dim=dim, heads=heads, head_dim=self.qk_dim, pos_dim=pos_dim, **options)
+            encoding = create_encoding(
+                encoding, dim=dim, heads=heads, head_dim=self.qk_dim, pos_dim=pos_dim or 2, **options
+            )
         elif options:
             raise TypeError(f"options {', '.join(options)} are for an encoding given by name")
         elif (encoding.dim, encoding.heads, encoding.head_dim) != (dim, heads, self.qk_dim):
             raise ValueError(f"encoding must have dim={dim}, heads={heads}, head_dim={self.qk_dim}, got {encoding}")
+        elif pos_dim not in (None, encoding.pos_dim):
+            raise ValueError(f"pos_dim is {pos_dim}, but the encoding has {encoding.pos_dim}")
         self.encoding = encoding
 
     def forward(self, x: Tensor, r: Tensor | Positions, mask: Tensor | None = None) -> Tensor:

@@ -141,7 +141,7 @@ def centre(r: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Shift positions so that the valid, placed ones lie around 0, and tell how far those reach.
 
     One offset per sample, near the middle of the range and a multiple of a power of two that is at
-    most one, so integers stay integers. Relative encodings do not notice; half precision does.
+    most one, so integers that span two or more stay integers. Relative encodings do not notice; half precision does.
     Returns the shifted positions (B or 1, N, p), 0 where a token has none, and the reach, max |r| over
     valid tokens, (B or 1, 1, 1).
     """

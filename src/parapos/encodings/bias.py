@@ -113,7 +113,7 @@ class LookHere(Encoding):
         x = x.nan_to_num(nan=0.0)
         d = x[:, None, :, :] - x[:, :, None, :]
         dx, dy = d.unbind(-1)
-        distance = torch.linalg.vector_norm(d, dim=-1).float()
+        distance = torch.linalg.vector_norm(d, dim=-1)
         pair = free[:, :, None] | free[:, None, :]
         edge = 4 * torch.finfo(x.dtype).eps * x.abs().amax()
         bias = torch.stack(

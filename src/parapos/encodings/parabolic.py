@@ -32,9 +32,9 @@ def _uniform(*shape: int, fan_in: int) -> nn.Parameter:
 class PaPE(Encoding):
     """Parabolic position encoding.
 
-    parabolas: m per head, 50 by default. Ablations, each on by default: distance (the a term), direction (the b term), context
-    (a and b from the token; else one learned a and b per head), activation (softplus; else a = -W_a x, unbounded),
-    projection (W_p; else D itself, m = p).
+    parabolas: m per head, default 50. Ablations, each on by default: distance (the a term), direction (the b term),
+    context (a and b from the token; else one learned a and b per head), activation (softplus; else a = -W_a x,
+    unbounded), projection (W_p; else D itself, m = p).
     """
 
     claims = Claims(translation=True, rotation=False, decay=True, direction=True, context=True)

@@ -54,34 +54,39 @@ def collapse(a: Tensor, b: Tensor, w_p: Tensor) -> tuple[Tensor, Tensor]:
 def paper(a: Tensor, b: Tensor, w_p: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """The paper's form: query (B, H, N, e) and key (B or 1, 1, N, e) columns, e = p^2 + 2p + 2.
 
-    a, b (B, H, N, m), w_p (H, m, p), r (B or 1, N, p). The query holds
-    [r^T M r | vec M | -2 M r | g | -g.r], the key [1 | vec(r r^T) | r | r | 1].
+    a, b (B, H, N, m), w_p (H, m, p), r (B or 1, N, p).
     """
-    M, g = collapse(a, b, w_p)
+    return paper_columns(*collapse(a, b, w_p), r)
+
+
+def paper_columns(M: Tensor, g: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """`paper` from M (B, H, N, p, p) and g (B, H, N, p).
+
+    The query holds [r^T M r | vec M | -2 M r | g | -g.r], the key [1 | vec(r r^T) | r | r | 1].
+    """
     r = r[:, None]  # (B or 1, 1, N, p)
     Mr = (M * r[..., None, :]).sum(-1)  # (B, H, N, p)
-    dot = (Mr * r).sum(-1, keepdim=True), -(g * r).sum(-1, keepdim=True)
-    one = torch.ones_like(r[..., :1])
-    outer = (r[..., :, None] * r[..., None, :]).flatten(-2)
-    return torch.cat([dot[0], M.flatten(-2), -2 * Mr, g, dot[1]], -1), torch.cat([one, outer, r, r, one], -1)
+    rMr, gr = ((x * r).sum(-1, keepdim=True) for x in (Mr, g))
+    one, outer = torch.ones_like(r[..., :1]), (r[..., :, None] * r[..., None, :]).flatten(-2)
+    return torch.cat([rMr, M.flatten(-2), -2 * Mr, g, -gr], -1), torch.cat([one, outer, r, r, one], -1)
 
 
 def released(
-    a_positive: Tensor, b: Tensor | None, w_p: Tensor, r: Tensor, *, rounded: torch.dtype | None = None
+    a_positive: Tensor, b: Tensor, w_p: Tensor, r: Tensor, *, rounded: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
     """The form of the released code: query (B, H, N, e) and key (B or 1, H, N, e) columns, e = 3m + 2.
 
     a_positive = softplus(W_a x) and b (B, H, N, m), w_p (H, m, p), r (B or 1, N, p). With P = W_p r the query holds
     [-<a, P^2> | a | 2 a P | <b, P> | b], the key [1 | -P^2 | P | 1 | -P]: the linear term is <b, P_i - P_j>, of the
-    opposite sign to the paper's. Without b (PaPE-RI) the last m + 1 columns are absent.
+    opposite sign to the paper's.
     rounded: the type that W_p, r and P are rounded to, as autocast does before it goes on in float32.
     """
     a, r = a_positive, r[:, None]
+    if rounded is not None:
+        r, w_p = r.to(rounded).to(r.dtype), w_p.to(rounded).to(w_p.dtype)
     P = r @ w_p.mT  # (B or 1, H, N, m)
     if rounded is not None:
-        P = (r.to(rounded).to(r.dtype) @ w_p.to(rounded).to(w_p.dtype).mT).to(rounded).to(r.dtype)
+        P = P.to(rounded).to(r.dtype)
     one = torch.ones_like(P[..., :1])
-    query, key = [-(a * P * P).sum(-1, keepdim=True), a, 2 * a * P], [one, -P * P, P]
-    if b is not None:
-        query, key = [*query, (b * P).sum(-1, keepdim=True), b], [*key, one, -P]
-    return torch.cat(query, -1), torch.cat(key, -1)
+    query = [-(a * P * P).sum(-1, keepdim=True), a, 2 * a * P, (b * P).sum(-1, keepdim=True), b]
+    return torch.cat(query, -1), torch.cat([one, -P * P, P, one, -P], -1)

@@ -1,0 +1,105 @@
+"""The command line: what it says, what it returns, and what bad input gets."""
+
+import subprocess
+import sys
+
+import pytest
+
+import parapos
+from parapos import cli
+from parapos.report import doctor
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ([], ["doctor", "bench", "--version"]),
+        (["doctor"], ["precision", "example: parapos doctor"]),
+        (
+            ["doctor", "precision"],
+            ["--grid", "(default: 64)", "(default: init,3x)", "example: parapos doctor precision"],
+        ),
+        (["bench", "attention"], ["--quick", "--device", "(default: 150.0)", "example: parapos bench attention"]),
+    ],
+)
+def test_help(command, shown, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command, "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert all(text in out for text in shown)
+
+
+def test_version_and_module():
+    out = subprocess.run([sys.executable, "-m", "parapos.cli", "--version"], capture_output=True, text=True, check=True)
+    assert out.stdout == f"parapos {parapos.__version__}\n"
+
+
+def test_doctor(capsys):
+    assert cli.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("torch" in line and parapos.__version__ not in line for line in lines)
+    for kernel in parapos.attention.KERNELS:
+        (line,) = (line for line in lines if line.startswith(f"| {kernel}") and "cpu" in line)
+        assert line.count("ok") == 3
+    assert any(line.startswith("| train") for line in lines)
+
+
+def test_doctor_tells_what_went_wrong(monkeypatch):
+    def broken(*args, **options):
+        raise RuntimeError("no such instruction\nand a long story")
+
+    monkeypatch.setattr(doctor, "attend", broken)
+    assert doctor.try_kernel("features", "cpu", doctor.DTYPES[0]) == "forward: no such instruction"
+
+
+def test_doctor_reads_extras_without_importing(monkeypatch):
+    required = [
+        "torch>=2.7",
+        "nonexistent-thing>=1; extra == 'train'",
+        "torch; (platform_system == 'Linux') and extra == \"kernels\"",
+        "pytest; extra == 'dev'",
+    ]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: required)
+    found = doctor.extras()
+    assert set(found) == {"train", "kernels"}
+    assert found["train"] == {"nonexistent-thing": None}
+    assert found["kernels"]["torch"]
+
+
+def test_precision(capsys):
+    assert cli.main(["doctor", "precision", "--grid", "4", "--dtype", "fp16", "--setting", "3x"]) == 0
+    out = capsys.readouterr().out
+    assert "4 x 4" in out
+    assert "| parapos" in out
+    assert "init" not in out
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("", "required: COMMAND"),
+        ("fly", "invalid choice: 'fly'"),
+        ("bench", "required: BENCHMARK"),
+        ("doctor --fast", "unrecognized arguments: --fast"),
+        ("doctor precision --grid 1", "whole number from 2 to 256, got '1'"),
+        ("doctor precision --grid x", "whole number from 2 to 256, got 'x'"),
+        ("doctor precision --dtype fp8", "invalid choice: 'fp8'"),
+        ("doctor precision --setting init,9x", "unknown '9x'"),
+        ("bench attention --seconds -1", "positive number of seconds, got '-1'"),
+        ("bench attention --seconds nan", "positive number of seconds, got 'nan'"),
+    ],
+)
+def test_user_errors_are_one_line(command, message, capsys):
+    assert cli.main(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.startswith("parapos")
+    assert err.count("\n") == 1
+
+
+def test_missing_device(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["bench", "attention", "--device", "cuda"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
