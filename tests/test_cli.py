@@ -87,6 +87,7 @@ def test_precision(capsys):
         ("doctor precision --dtype fp8", "invalid choice: 'fp8'"),
         ("doctor precision --setting init,9x", "unknown '9x'"),
         ("bench attention --seconds -1", "positive number of seconds, got '-1'"),
+        ("bench attention --threads 0", "whole number from 1 to 1024, got '0'"),
         ("bench attention --seconds nan", "positive number of seconds, got 'nan'"),
     ],
 )

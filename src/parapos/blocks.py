@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import attend
+from .attention import KERNELS, attend
 from .encodings import Encoding, create_encoding
 from .positions import Positions
 
@@ -18,7 +18,8 @@ from .positions import Positions
 class Attention(nn.Module):
     """Multi-head self-attention. `encoding` is a name, with its options as keywords, or an Encoding.
 
-    pos_dim is 2 by default. head_dim is the size of a value head (default dim / heads); qk_dim that of query and key heads (default head_dim).
+    pos_dim is 2 by default. head_dim is the size of a value head (default dim / heads), qk_dim that of query and key
+    heads (default head_dim). An additive encoding (sincos) acts once per model, in `Encoder`, or by `encoding.add`.
     """
 
     def __init__(
@@ -35,23 +36,26 @@ class Attention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if head_dim is None and dim % heads:
+        if heads < 1 or (head_dim is None and dim % heads):
             raise ValueError(f"dim {dim} is not a multiple of heads {heads}; give head_dim")
-        self.heads, self.head_dim = heads, head_dim or dim // heads
-        self.qk_dim = qk_dim or self.head_dim
+        if kernel not in ("auto", *KERNELS):
+            raise ValueError(f"unknown kernel {kernel!r}, expected one of auto, {', '.join(KERNELS)}")
+        self.heads, self.head_dim = heads, dim // heads if head_dim is None else head_dim
+        self.qk_dim = self.head_dim if qk_dim is None else qk_dim
         self.kernel, self.strict = kernel, strict
-        self.qkv = nn.Linear(dim, heads * (2 * self.qk_dim + self.head_dim))
-        self.proj = nn.Linear(heads * self.head_dim, dim)
+        pos_dim = pos_dim if pos_dim is not None else 2 if isinstance(encoding, str) else encoding.pos_dim
+        want = {"dim": dim, "heads": heads, "head_dim": self.qk_dim, "pos_dim": pos_dim}
         if isinstance(encoding, str):
-            encoding = create_encoding(
-                encoding, dim=dim, heads=heads, head_dim=self.qk_dim, pos_dim=pos_dim or 2, **options
-            )
+            encoding = create_encoding(encoding, **want, **options)
         elif options:
             raise TypeError(f"options {', '.join(options)} are for an encoding given by name")
-        elif (encoding.dim, encoding.heads, encoding.head_dim) != (dim, heads, self.qk_dim):
-            raise ValueError(f"encoding must have dim={dim}, heads={heads}, head_dim={self.qk_dim}, got {encoding}")
-        elif pos_dim not in (None, encoding.pos_dim):
-            raise ValueError(f"pos_dim is {pos_dim}, but the encoding has {encoding.pos_dim}")
+        elif any(getattr(encoding, name) != value for name, value in want.items()):
+            told = ", ".join(f"{name}={value}" for name, value in want.items())
+            raise ValueError(f"encoding must have {told}, got {encoding}")
+        if self.head_dim < 1:
+            raise ValueError(f"head_dim must be at least 1, got {self.head_dim}")
+        self.qkv = nn.Linear(dim, heads * (2 * self.qk_dim + self.head_dim))
+        self.proj = nn.Linear(heads * self.head_dim, dim)
         self.encoding = encoding
 
     def forward(self, x: Tensor, r: Tensor | Positions, mask: Tensor | None = None) -> Tensor:

@@ -80,6 +80,7 @@ def _bench_attention(args: argparse.Namespace) -> None:
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise _UserError("parapos bench attention: --device cuda: torch finds no CUDA device here")
+    torch.set_num_threads(args.threads)
     results = bench_attention.run(device=args.device, seconds=args.seconds, quick=args.quick)
     print(bench_attention.markdown(results))
     for path in bench_attention.write(results, args.out):
@@ -91,6 +92,8 @@ def _command(commands: Any, name: str, summary: str, example: str) -> argparse.A
 
 
 def parser() -> argparse.ArgumentParser:
+    from torch import get_num_threads
+
     from .report import bench_attention, precision
 
     top = _Parser(prog="parapos", description="Position encodings for vision transformers.")
@@ -126,6 +129,12 @@ def parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to run")
     bench.add_argument("--seconds", type=_seconds, default=bench_attention.SECONDS, help="time for the timings")
+    bench.add_argument(
+        "--threads",
+        type=_integer(1, 1024),
+        default=get_num_threads(),
+        help="CPU threads; 1 is steadier on a busy machine",
+    )
     bench.add_argument("--quick", action="store_true", help="smallest size and two rounds: a smoke test, not a result")
     bench.add_argument(
         "--out", type=Path, default=Path("bench-attention"), metavar="PATH", help="writes PATH.json, PATH.md, PATH.png"

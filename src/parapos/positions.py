@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+LARGEST = 1e15  # their squares must fit in float32
 ClassToken = bool | Literal["unplaced"]
 
 
@@ -72,14 +73,13 @@ def tubelet_positions(
 def event_positions(x: Tensor, y: Tensor, t: Tensor, *, time_scale: float, cls: ClassToken = False) -> Tensor:
     """(..., N [+ 1], 3): (x, y, t / time_scale) from patch indices and times of equal shape (..., N).
 
-    Times are divided in float64 before they become float32, so microsecond clocks keep their digits.
+    float64, so microsecond clocks keep their digits; a relative encoding subtracts before it rounds.
     """
     if not (x.shape == y.shape == t.shape):
         raise ValueError(f"x, y and t must have one shape, got {tuple(x.shape)}, {tuple(y.shape)}, {tuple(t.shape)}")
     if not time_scale > 0:
         raise ValueError(f"time_scale must be positive, got {time_scale}")
-    time = (t.double() / time_scale).float()
-    return _with_cls(torch.stack([x.float(), y.float(), time], dim=-1), cls)
+    return _with_cls(torch.stack([x.double(), y.double(), t.double() / time_scale], dim=-1), cls)
 
 
 def point_positions(points: Tensor, *, unit: float = 1.0, cls: ClassToken = False) -> Tensor:
@@ -88,7 +88,7 @@ def point_positions(points: Tensor, *, unit: float = 1.0, cls: ClassToken = Fals
         raise ValueError(f"points must be (..., N, p), got {tuple(points.shape)}")
     if not unit > 0:
         raise ValueError(f"unit must be positive, got {unit}")
-    return _with_cls((points.double() / unit).float(), cls)
+    return _with_cls(points.to(torch.promote_types(points.dtype, torch.float32)) / unit, cls)
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,10 @@ class Positions:
             return cls(r.double(), unplaced=False)
         if torch.compiler.is_compiling():
             return cls(r)
-        if r.isinf().any():
-            raise ValueError("positions must be finite, or NaN for a token without a position; got inf")
+        if (r.abs() > LARGEST).any():
+            raise ValueError(
+                f"positions must be at most {LARGEST:g}, or NaN for a token without one; got {r.abs().max()}"
+            )
         some, every = r.isnan().any(-1), r.isnan().all(-1)
         for b, n in (some & ~every).nonzero().tolist():
             raise ValueError(

@@ -378,7 +378,7 @@ def test_positions_are_prepared_once(encoding, monkeypatch):
 
     def spy(self, r):
         out = prepare(self, r)
-        built.append((out.r.data_ptr(), None if out.state is None else out.state.data_ptr()))
+        built.append((out.r.data_ptr(), None if out.state is None else out.state[1].data_ptr()))
         return out
 
     monkeypatch.setattr(cls, "prepare", spy)

@@ -5,12 +5,19 @@ B batch, H heads, N tokens, n query rows, p position dims, f basis functions.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
 
 Exponents = tuple[tuple[int, ...], ...]
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Positional arithmetic is never cast; devices that know no autocast (meta) need no protection."""
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
 def monomials(p: int, degree: int) -> Exponents:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .terms import Term
 
-BLOCK_BYTES = 8 * 2**20  # one (B, H, n, N) block of scores; a handful are alive at a time
+BLOCK_BYTES = 16 * 2**20  # one (B, H, n, N) block of scores; a handful are alive at a time
 
 
 def blocks(q: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, slice]]:

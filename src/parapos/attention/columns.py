@@ -114,19 +114,50 @@ def polynomial(term: Polynomial, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.stack([query[b] for b in below], dim=-1), keys, query[zero][..., None]
 
 
+def moment_basis(r: Tensor, mask: Tensor | None) -> Tensor:
+    """[1 | r | r r^T] of every key, float64, (B or 1, 1, N, 1 + p + p p): sums of it give moments of D."""
+    here = placed(r)[..., None]
+    r = centre(r.double(), mask)[0]
+    basis = torch.cat([torch.ones_like(r[..., :1]), r, (r[..., :, None] * r[..., None, :]).flatten(-2)], dim=-1)
+    return torch.where(here, basis, 0.0)[:, None]
+
+
+def moment_gradients(term: Quadratic, mask: Tensor | None, moments: Tensor) -> dict[str, Tensor]:
+    """Gradients of M and g, sum_j ds_ij D D^T and sum_j ds_ij D, from sum_j ds_ij [1 | r_j | r_j r_j^T]."""
+    p = term.r.shape[-1]
+    r = centre(term.r.double(), mask)[0][:, None]  # (B or 1, 1, N, p)
+    zeroth, first, second = moments[..., :1], moments[..., 1 : 1 + p], moments[..., 1 + p :].unflatten(-1, (p, p))
+    here = placed(term.r)[:, None, :, None]
+    out = {}
+    if term.g is not None:
+        out["g"] = torch.where(here, first - zeroth * r, 0.0)
+    if term.M is not None:
+        cross = first[..., :, None] * r[..., None, :]
+        full = second - cross - cross.transpose(-1, -2) + zeroth[..., None] * r[..., :, None] * r[..., None, :]
+        full = torch.where(here[..., None], full, 0.0)
+        out["M"] = full if term.M.ndim == 5 else full.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return out
+
+
 def _error(M: Tensor, g: Tensor, r: Tensor, dtype: torch.dtype) -> Tensor:
     """About how far off scores may be for the keys that matter, before scaling."""
-    size = constant(M.abs(), -g.abs(), r.abs()).amax()
+    size = constant(M.abs(), -g.abs(), r.abs() + 2.0 ** (REACH_BITS - 3)).amax()
     if dtype == torch.bfloat16:
         return size * 2.0**-17
-    if dtype == torch.float16:
-        return size * 2.0**-22
+    if dtype == torch.float16:  # and nothing may overflow
+        return torch.where(size < 2e6, size * 2.0**-22, torch.inf)
     if dtype == torch.float64:
         return size * 2.0**-53
     rest = 2.0**-11 + (r - r.round()).abs().amax() * 2.0 ** (1 - REACH_BITS)
-    diagonal = M if M.ndim == 3 else M.diagonal(dim1=-2, dim2=-1)
-    # Where scores are not concave, far keys may win, and for those the sum is not exact.
-    return torch.where(diagonal.amax() < 0, size * rest * 2.0**-24, torch.inf)
+    # The sum is exact near the query. Keys elsewhere win if the linear term lifts them or scores are not concave.
+    diagonal = M[..., None] if M.ndim == 3 else M.diagonal(dim1=-2, dim2=-1)
+    slope = g.abs().sum(-1)
+    lift = torch.minimum(slope * 2.0**REACH_BITS, slope.square() / (4 * diagonal.abs().amin(-1))).amax()
+    concave = diagonal.amax() < 0
+    if M.ndim == 5:
+        minors = diagonal[..., :, None] * diagonal[..., None, :] - M.square()
+        concave = concave & (minors.amin() > -1e-6 * diagonal.square().amax())
+    return torch.where(concave, (size * rest + 4 * lift) * 2.0**-24, torch.inf)
 
 
 def columns(
@@ -166,6 +197,7 @@ def columns(
         halves = [high] if dtype == torch.float64 else [high, (const - high).to(dtype)]
         query = torch.cat([query, *halves], dim=-1)
         key = torch.cat([key, *[torch.full_like(key[..., :1], CONST) for _ in halves]], dim=-1)
+    if term.unplaced is not False or mask is not None:
         query = torch.where(here[:, None, :, None], query, 0.0)
     if term.unplaced is not False or mask is not None:
         key = torch.where((here if mask is None else here & mask)[..., None], key, 0.0)

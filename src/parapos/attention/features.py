@@ -1,7 +1,8 @@
 """The fused kernel: PyTorch's scaled dot product attention on queries and keys widened by score columns.
 
-Gradients of M and g would lose digits on their way back through the columns, so the backward pass does not
-use them: it recomputes the weights from D, blockwise. Terms without a separable form go blockwise altogether.
+Gradients of M and g would lose digits on their way back through the columns, so the backward pass recomputes the
+weights in blocks and takes the moments of D that those gradients are in float64. Terms without a separable form go
+blockwise altogether.
 B batch, H heads, N tokens, h query/key size, w value size.
 """
 
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import blockwise
-from .columns import columns
+from .columns import columns, moment_basis, moment_gradients
 from .terms import Distance, Polynomial, Quadratic, Table, Term
 
 CHUNK_BYTES = 8 * 2**20  # widened q, k, v alive at one time
@@ -84,6 +85,10 @@ def _separable(
         # The CPU kernel works in blocks of 512 keys and 32, 64 or 256 queries. A thin last block is
         # multiplied by code that sums in another order, which is not exact; hidden tokens fill it up.
         rows += 1
+    # float32 is exact if the columns are summed first; half precision rounds less if they come last.
+    first, second = slice(0, extra), slice(extra, extra + h)
+    if q.dtype in (torch.float16, torch.bfloat16):
+        first, second = slice(h, h + extra), slice(0, h)
     visible = mask
     if rows > n:
         visible = F.pad(q.new_ones((batch, n), dtype=torch.bool) if mask is None else mask, (0, rows - n))
@@ -101,17 +106,70 @@ def _separable(
             if error is not None and not error.item() * scale <= ERRORS[q.dtype]:
                 return blockwise.forward(q, k, v, [term], mask, scale)
             a, b, c = buffers[:, : part[0].stop - i, : part[1].stop - j]
-            a[..., :n, :extra] = query
-            a[..., :n, extra : extra + h] = q[part]
-            b[..., :n, :extra] = key[:, None]
-            b[..., :n, extra : extra + h] = k[part]
+            a[..., :n, first] = query
+            a[..., :n, second] = q[part]
+            b[..., :n, first] = key[:, None]
+            b[..., :n, second] = k[part]
             del query, key
             c[..., :n, :w] = v[part]
-            if seen is not None:
+            if mask is not None:
                 for x in (b, c):
-                    x.masked_fill_(~seen[:, None, :, None], 0.0)
+                    x[..., :n, :].masked_fill_(~mask[samples][:, None, :, None], 0.0)
             out[part] = _fused(a, b, c, seen, scale)[..., :n, :w]
     return out
+
+
+def _separable_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, term: Quadratic, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]] | None:
+    """Gradients of q, k, v and the term's tensors, in float32 at least; None where columns are not exact enough."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    batch, heads, n, _ = q.shape
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    grads = {name: torch.empty_like(x) for name in term.learned if (x := getattr(term, name)) is not None}
+    grads = {name: x.contiguous() for name, x in grads.items()}
+    size = n * n * dtype.itemsize
+    few_heads = max(1, min(heads, blockwise.BLOCK_BYTES // size))
+    few = max(1, min(batch, blockwise.BLOCK_BYTES // (size * heads)))
+    blocks = -(-n * few_heads * n * dtype.itemsize // max(blockwise.BLOCK_BYTES, 16 * n * dtype.itemsize))
+    rows_at_once = -(-n // blocks)  # equal blocks: a thin last one would not be exact
+    for i in range(0, batch, few):
+        samples = slice(i, min(i + few, batch))
+        seen = None if mask is None else mask[samples]
+        hidden = None if seen is None else ~seen[:, None, None, :]
+        for j in range(0, heads, few_heads):
+            part = (samples, slice(j, min(j + few_heads, heads)))
+            some = _part(term, *part)
+            assert isinstance(some, Quadratic)
+            query, key, error = columns(some, seen, dtype)
+            if error is not None and not error.item() * scale <= ERRORS[dtype]:
+                return None
+            keys, values = (x[part].to(dtype) for x in (k, v))
+            if hidden is not None:
+                keys, values = (x.masked_fill(hidden.transpose(-1, -2), 0.0) for x in (keys, values))
+            wide_k = torch.cat([key[:, None].expand(*keys.shape[:2], -1, -1), keys], dim=-1).transpose(-1, -2)
+            sum_k, sum_v = torch.zeros_like(keys), torch.zeros_like(values)
+            monomials, moments = moment_basis(some.r, seen), []
+            for start in range(0, n, rows_at_once):
+                rows = slice(start, min(start + rows_at_once, n))
+                queries, dy = (x[part][:, :, rows].to(dtype) for x in (q, dout))
+                scores = (torch.cat([query[:, :, rows], queries], dim=-1) @ wide_k).mul_(scale)
+                if hidden is not None:
+                    scores.masked_fill_(hidden, -torch.inf)
+                weights = scores.softmax(-1)
+                del scores
+                if seen is not None:  # a sample without keys
+                    weights.masked_fill_(~seen.any(-1)[:, None, None, None], 0.0)
+                sum_v += weights.transpose(-1, -2) @ dy
+                ds = torch.ops.aten._softmax_backward_data(dy @ values.transpose(-1, -2), weights, -1, dtype)
+                del weights
+                moments.append(ds.double() @ monomials)
+                dq[part][:, :, rows] = (ds @ keys).mul_(scale)
+                sum_k += ds.transpose(-1, -2) @ queries
+            dk[part], dv[part] = sum_k.mul_(scale), sum_v
+            for name, value in moment_gradients(some, seen, torch.cat(moments, dim=2) * scale).items():
+                grads[name][part] = value.to(grads[name].dtype)
+    return dq, dk, dv, grads
 
 
 # The kernel is a custom operator with a backward of its own, so it compiles and exports as one node.
@@ -175,7 +233,14 @@ def _attention_backward(
 ) -> list[Tensor]:
     """Gradients of q, k, v and of each tensor; an empty tensor stands for none."""
     wanted = [entry[2] for entry in _parse(spec)]
-    dq, dk, dv, grads = blockwise.backward(dout, q, k, v, _unpack(tensors, spec), mask, scale, wanted)
+    terms = _unpack(tensors, spec)
+    found = None
+    if separable(terms, q.dtype) and isinstance(terms[0], Quadratic):
+        found = _separable_backward(dout, q, k, v, terms[0], mask, scale)
+    if found is None:
+        dq, dk, dv, grads = blockwise.backward(dout, q, k, v, terms, mask, scale, wanted)
+    else:
+        dq, dk, dv, grads = *found[:3], [{name: x for name, x in found[3].items() if name in wanted[0]}]
     out, flat = [dq, dk, dv], iter(tensors)
     for entry, grad in zip(_parse(spec), grads, strict=True):
         for slot in entry[1]:
@@ -220,7 +285,7 @@ _attention.register_autograd(_backward, setup_context=_setup)
 
 def attention(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:
     """As `reference.attention`, without the weights."""
-    if not terms:
+    if not terms or not q.numel():
         return plain(q, k, v, mask, scale)
     tensors, spec = _pack(terms)
     return _attention(q, k, v, mask, scale, tensors, spec)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from . import blockwise, features, reference
-from .terms import Quadratic, Table, Term
+from .basis import no_autocast
+from .terms import Polynomial, Quadratic, Table, Term
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -42,6 +43,8 @@ class Kernel:
 
 
 def _features_refuse(call: Call) -> str | None:
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+        return "a function transform or forward-mode differentiation is active"
     if call.return_weights:
         return "a fused kernel never forms the attention weights"
     for term in call.terms:
@@ -57,7 +60,8 @@ def _features_method(call: Call) -> str:
     if features.separable(call.terms, call.q.dtype):
         extra, width = features.widths(call.q, call.v, call.terms[0])
         digits = "" if call.q.dtype == torch.float64 else ", split in high and low parts,"
-        return f"{names} as {extra} extra query/key columns{digits} in PyTorch fused attention of width {width}"
+        blocks = "" if call.q.dtype == torch.float64 else "; dense in blocks of queries if that would cost accuracy"
+        return f"{names} as {extra} extra query/key columns{digits} in PyTorch fused attention of width {width}{blocks}"
     return f"{names} evaluated densely in blocks of queries"
 
 
@@ -71,12 +75,25 @@ def _features_memory(call: Call) -> int:
         total = per_head * call.q.shape[0] * call.q.shape[1]
         chunk = min(total, max(per_head, features.CHUNK_BYTES))
         return out + chunk + call.q[..., :1].numel() * extra * 4
-    return out + 3 * min(blockwise.BLOCK_BYTES, call.q[..., :1].numel() * call.q.shape[2] * 4)
+    return out + 3 * min(blockwise.BLOCK_BYTES, call.q[..., :1].numel() * call.q.shape[2] * 4) + _basis_memory(call, 1)
+
+
+def _basis_memory(call: Call, rows: int) -> int:
+    """What the basis functions of dense terms take for `rows` rows, or for a block if rows is 1."""
+    _, h, n, _ = call.q.shape
+    rows = max(1, min(n, blockwise.BLOCK_BYTES // max(1, h * n * 4))) if rows == 1 else rows
+    total = 0
+    for term in call.terms:
+        if not isinstance(term, Table):
+            p = term.r.shape[-1]
+            f = p * p + p if isinstance(term, Quadratic) else term.c.shape[-1] if isinstance(term, Polynomial) else p
+            total += term.r.shape[0] * rows * n * f * max(4, call.q.element_size())
+    return total
 
 
 def _dense_memory(call: Call) -> int:
     scores = call.q[..., :1].numel() * call.q.shape[2]
-    return scores * max(4, call.q.element_size()) * (2 + len(call.terms))
+    return scores * max(4, call.q.element_size()) * (3 + len(call.terms)) + _basis_memory(call, call.q.shape[2])
 
 
 KERNELS = {
@@ -133,7 +150,14 @@ def _choose(call: Call, kernel: str, strict: bool) -> tuple[Kernel, dict[str, st
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    tensors = [("q", q), ("k", k), ("v", v)] + ([] if mask is None else [("mask", mask)])
+    for term in terms:
+        values = ((f.name, getattr(term, f.name)) for f in fields(term))
+        tensors += [(f"{type(term).__name__}.{name}", x) for name, x in values if isinstance(x, Tensor)]
+    for name, x in tensors:
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on {q.device} as q is, got {x.device}")
+    for name, x in tensors[:3]:
         if x.ndim != 4:
             raise ValueError(f"{name} must be (batch, heads, tokens, size), got {tuple(x.shape)}")
         if x.dtype not in FLOATS:
@@ -172,6 +196,18 @@ def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor 
                 raise ValueError(f"{kind}.{name} must be {' or '.join(map(str, shapes[name]))}, got {tuple(x.shape)}")
             if name == "c" and x.shape[:3] != (b, h, n):
                 raise ValueError(f"{kind}.c must be ({b}, {h}, {n}, K), got {tuple(x.shape)}")
+
+
+def _hide(term: Term, mask: Tensor) -> Term:
+    """The term without what padding says: its positions are none, its coefficients 0."""
+    if isinstance(term, Table):
+        return term
+    changes = {"r": torch.where(mask[..., None], term.r, torch.nan)}
+    for name in term.learned:
+        x = getattr(term, name)
+        if x is not None and x.ndim > 1:
+            changes[name] = x.masked_fill(~mask.reshape(mask.shape[0], 1, -1, *[1] * (x.ndim - 3)), 0.0)
+    return replace(term, **changes)  # type: ignore[arg-type]
 
 
 def explain(
@@ -218,15 +254,17 @@ def attend(
 
     q, k (B, H, N, h), v (B, H, N, w) -> (B, H, N, w) in the same dtype. mask (B, N) is key padding, True for real
     tokens; a query that sees no key gives zeros. scale defaults to h^-0.5; with an encoding, use its `scale`. strict
-    raises KernelError rather than fall back to the dense kernel. return_weights adds the weights (B, H, N, N), through
-    the reference kernel.
+    raises KernelError rather than fall back to the dense kernel, the only one that holds all N x N scores.
+    return_weights adds the weights (B, H, N, N), through the reference kernel.
     """
     _check(q, k, v, terms, mask)
     if any(getattr(term, "ignores_mask", False) for term in terms):
         mask = None
     chosen, _ = _choose(Call(q, k, v, tuple(terms), mask, return_weights), kernel, strict)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    with torch.autocast(q.device.type, enabled=False):
+    if mask is not None:  # padding may hold anything, NaN too; here its queries, in the kernels its keys and values
+        q, terms = q.masked_fill(~mask[:, None, :, None], 0.0), [_hide(term, mask) for term in terms]
+    with no_autocast(q.device):
         if chosen.name == "features":
             return features.attention(q, k, v, terms, mask, scale)
         out, weights = reference.attention(q, k, v, terms, mask, scale)

@@ -146,6 +146,10 @@ class Table:
     scaled: ClassVar[bool] = False
     learned: ClassVar[tuple[str, ...]] = ("bias",)
 
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"Table.weight must be positive and finite, got {self.weight}")
+
     def scores(self, dtype: torch.dtype) -> Tensor:
         return self.bias.to(dtype) * self.weight
 

@@ -49,4 +49,9 @@ class SinCos(Encoding):
         return torch.cat(blocks, dim=-1).nan_to_num(nan=0.0)
 
     def add(self, x: Tensor, r: Tensor | Positions) -> Tensor:
-        return x + self.table(self.prepare(r).r).to(x.dtype)
+        table = self.table(self.prepare(r).r)
+        if table.shape[0] not in (1, x.shape[0]) or table.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"x must be (B, N, {self.dim}) with a position each, got {tuple(x.shape)}, {tuple(table.shape)}"
+            )
+        return x + table.to(x.dtype)

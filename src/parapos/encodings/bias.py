@@ -38,18 +38,19 @@ class ALiBi(Encoding):
         return q, k, (Distance(slopes, r.r, ignores_mask=self.compat == "official"),)
 
 
-# What a head may see, from dx = x_j - x_i and dy = y_j - y_i; y grows downwards. Bounds are inclusive, up to e:
-# what rounding may have done to an interpolated grid.
+EDGE = 1 - 1e-4  # cones include their edge, also where rounding moved an interpolated grid
+
+# What a head may see, from dx = x_j - x_i and dy = y_j - y_i; y grows downwards. Bounds are inclusive.
 FIELDS = {
-    "up-left": lambda dx, dy, e: (dy <= e) & (dx <= e),
-    "up-right": lambda dx, dy, e: (dy <= e) & (dx >= -e),
-    "down-left": lambda dx, dy, e: (dy >= -e) & (dx <= e),
-    "down-right": lambda dx, dy, e: (dy >= -e) & (dx >= -e),
-    "up": lambda dx, dy, e: -dy >= dx.abs() - e,
-    "down": lambda dx, dy, e: dy >= dx.abs() - e,
-    "left": lambda dx, dy, e: -dx >= dy.abs() - e,
-    "right": lambda dx, dy, e: dx >= dy.abs() - e,
-    "all": lambda dx, dy, e: torch.ones_like(dx, dtype=torch.bool),
+    "up-left": lambda dx, dy: (dy <= 0) & (dx <= 0),
+    "up-right": lambda dx, dy: (dy <= 0) & (dx >= 0),
+    "down-left": lambda dx, dy: (dy >= 0) & (dx <= 0),
+    "down-right": lambda dx, dy: (dy >= 0) & (dx >= 0),
+    "up": lambda dx, dy: -dy >= dx.abs() * EDGE,
+    "down": lambda dx, dy: dy >= dx.abs() * EDGE,
+    "left": lambda dx, dy: -dx >= dy.abs() * EDGE,
+    "right": lambda dx, dy: dx >= dy.abs() * EDGE,
+    "all": lambda dx, dy: torch.ones_like(dx, dtype=torch.bool),
 }
 _CORNERS = ("up-left", "up-right", "down-left", "down-right")
 _SIDES = ("up", "down", "left", "right")
@@ -65,8 +66,8 @@ class LookHere(Encoding):
 
     directions: one (field, slope) per head, needed unless there are 12 or 16 heads. schedule: "constant" (multiplier
     1.5 in all layers, as in the paper's runs) or "linear" (1.5 down to 0.5, as LookHere was published).
-    The class token sees all and is seen by all: a token without a position, or the first one if it is at (0, 0)
-    and all others have positive coordinates.
+    The class token sees all and is seen by all: a token without a position, or the first one if it is at (0, 0) and all
+    others have positive coordinates, no position, or are (0, 0) too, as padding is.
     """
 
     claims = Claims(translation=True, rotation=False, decay=True, direction=True, context=False, unbounded=False)
@@ -103,23 +104,22 @@ class LookHere(Encoding):
 
     def prepare(self, r: Tensor | Positions) -> Positions:
         """The bias for multiplier 1, (B or 1, H, N, N), once for all layers."""
-        positions = super().prepare(r)
-        if positions.state is not None:
+        positions, key = super().prepare(r), ("lookhere", tuple(self.directions))
+        if positions.state is not None and positions.state[0] == key:
             return positions
         x = positions.r
-        free = ~placed(x)
-        first = (x[:, 0] == 0).all(-1) & (x[:, 1:] > 0).all(-1).all(-1)
-        free = torch.cat([free[:, :1] | first[:, None], free[:, 1:]], dim=1)  # (B or 1, N)
-        x = x.nan_to_num(nan=0.0)
-        d = x[:, None, :, :] - x[:, :, None, :]
+        here, zero = placed(x), (x == 0).all(-1)
+        grid = (x > 0).all(-1) | zero | ~here  # zeros may be padding
+        cls = zero[:, :1] & grid.all(-1, keepdim=True)
+        free = ~here | torch.cat([cls, torch.zeros_like(here[:, 1:])], dim=1)[:, : x.shape[1]]  # (B or 1, N)
+        d = (x[:, None, :, :] - x[:, :, None, :]).nan_to_num(nan=0.0)
         dx, dy = d.unbind(-1)
         distance = torch.linalg.vector_norm(d, dim=-1)
-        pair = free[:, :, None] | free[:, None, :]
-        edge = 4 * torch.finfo(x.dtype).eps * x.abs().amax()
         bias = torch.stack(
-            [torch.where(FIELDS[f](dx, dy, edge), -slope * distance, -torch.inf) for f, slope in self.directions], 1
+            [torch.where(FIELDS[f](dx, dy), -slope * distance, -torch.inf) for f, slope in self.directions], 1
         )
-        return positions.with_state(bias.masked_fill_(pair[:, None], 0.0))
+        pair = free[:, None, :, None] | free[:, None, None, :]
+        return positions.with_state((key, bias.masked_fill_(pair, 0.0)))
 
     def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
-        return q, k, (Table(r.state, weight=self.multiplier),)
+        return q, k, (Table(r.state[1], weight=self.multiplier),)

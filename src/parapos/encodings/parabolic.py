@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..attention.basis import no_autocast
 from ..attention.terms import Quadratic, Term
 from ..positions import Positions
 from .base import Claims, Encoding
@@ -88,7 +89,7 @@ class PaPE(Encoding):
         else:
             assert self.a is not None
             a = self._activate(self.a)[None, :, None, :]  # (1, H, 1, m)
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x.device):
             outer = (w_p[..., :, None] * w_p[..., None, :]).flatten(-2)  # (H, m, p p)
             form = (a @ outer).unflatten(-1, (self.pos_dim, self.pos_dim))
         return form.expand(x.shape[0], -1, x.shape[1], -1, -1)
@@ -96,7 +97,7 @@ class PaPE(Encoding):
     def _slope(self, x: Tensor, w_p: Tensor) -> Tensor:
         """g_i = (W_p^T W_b) x_i: (B, H, N, p). W_b is folded before it meets a token."""
         sign = -1.0 if self.compat == "official" else 1.0
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x.device):
             if self.w_b is None:
                 assert self.b is not None
                 g = sign * (w_p * _wide(self.b)[..., None]).sum(1)[None, :, None, :]

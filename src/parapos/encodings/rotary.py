@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..attention.basis import no_autocast
 from ..attention.terms import Term
 from ..positions import Positions
 from .base import Claims, Encoding
@@ -40,18 +41,18 @@ class RoPE(Encoding):
         self.padded = -(-self.head_dim // (2 * self.pos_dim)) * 2 * self.pos_dim
 
     def prepare(self, r: Tensor | Positions) -> Positions:
-        positions = super().prepare(r)
-        if positions.state is not None:
+        positions, key = super().prepare(r), ("rope", self.padded, self.pos_dim, self.base)
+        if positions.state is not None and positions.state[0] == key:
             return positions
         # Angles in float64: at position 10^4 float32 is off by a thousandth of a turn.
         exponents = torch.arange(self.padded // (2 * self.pos_dim), dtype=torch.float64, device=positions.r.device)
         divisors = self.base ** (exponents * (2 * self.pos_dim / self.padded))  # (F,)
         angles = positions.r.nan_to_num(nan=0.0).double()[..., None] / divisors  # (B or 1, N, p, F)
         angles = angles.flatten(-2)[:, None]  # (B or 1, 1, N, h+/2)
-        return positions.with_state((angles.cos(), angles.sin()))
+        return positions.with_state((key, angles.cos(), angles.sin()))
 
     def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
-        cos, sin = (t.to(torch.promote_types(q.dtype, torch.float32)) for t in r.state)
+        cos, sin = (t.to(torch.promote_types(q.dtype, torch.float32)) for t in r.state[1:])
         pad = self.padded - self.head_dim
         q, k = (rotate(F.pad(t, (0, pad)) if pad else t, cos, sin) for t in (q, k))
         if pad and self.compat == "official":
@@ -102,7 +103,7 @@ class RoPEMixed(Encoding):
 
     def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
         dtype = torch.promote_types(q.dtype, torch.float32)
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q.device):
             learned = self.frequencies.to(dtype)
             frequencies = 1 / learned if self.param == "divisor" else learned
             angles = r.r.nan_to_num(nan=0.0).to(dtype)[:, None] @ frequencies  # (B or 1, H, N, h/2)

@@ -34,16 +34,21 @@ class CheckpointError(ValueError):
 
 def _strip(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The network's own keys, whether the mapping is a training checkpoint or a bare state dict."""
-    inner = state.get("state_dict", state)
+    inner = state.get("state_dict", state) if isinstance(state, Mapping) else state
     if not isinstance(inner, Mapping):
         raise CheckpointError(f"state_dict must be a mapping of names to tensors, got {type(inner).__name__}")
     for prefix in _PREFIXES:
         if f"{prefix}embedding.weight" in inner:
-            inner = {key.removeprefix(prefix): x for key, x in inner.items() if key.startswith(prefix)}
+            named = ((key, x) for key, x in inner.items() if isinstance(key, str) and key.startswith(prefix))
+            inner = {key.removeprefix(prefix): x for key, x in named}
             break
     for key, x in inner.items():
+        if not isinstance(key, str):
+            raise CheckpointError(f"names must be text, got {key!r}")
         if not isinstance(x, Tensor):
             raise CheckpointError(f"{key} must be a tensor, got {type(x).__name__}")
+        if not x.is_floating_point():
+            raise CheckpointError(f"{key} must be floating, got {x.dtype}")
     if "embedding.weight" not in inner:
         some = ", ".join(list(inner)[:3]) or "nothing"
         raise CheckpointError(f"no embedding.weight found; this is not a checkpoint of the release (it has {some})")
@@ -100,20 +105,28 @@ def load(
     """
     if task not in TASKS:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
-    if heads < 1:
-        raise ValueError(f"heads must be at least 1, got {heads}")
+    if not isinstance(heads, int) or heads < 1:
+        raise ValueError(f"heads must be a positive integer, got {heads!r}")
     state = _strip(state_dict)
     name = _infer_encoding(state, encoding)
+    for option in ("parabolas", "compat"):
+        if option in options:
+            raise TypeError(f"{option} is read from the checkpoint and cannot be given")
     stem = state["embedding.weight"]
-    if stem.ndim != 4:
-        raise CheckpointError(f"embedding.weight of an image network has 4 dimensions, got {tuple(stem.shape)}")
+    if stem.ndim != 4 or not stem.numel():
+        raise CheckpointError(
+            f"embedding.weight of an image network has 4 dimensions and is not empty, got {tuple(stem.shape)}"
+        )
     try:
         dim, channels, patch, _ = stem.shape
-        depth = 1 + max(int(m[1]) for key in state if (m := re.match(r"encoder\.layers\.(\d+)\.", key)))
+        layers = {int(m[1]) for key in state if (m := re.match(r"encoder\.layers\.(\d{1,4})\.", key))}
+        depth = len(layers)
+        if not layers or layers != set(range(depth)):
+            raise CheckpointError(f"layers must be 0, 1, ... without gaps, got {sorted(layers)[:8]}")
         inner = state["encoder.layers.0.attention.out_proj.weight"].shape[1]
         mlp_dim = state["encoder.layers.0.ffn.fc1.weight"].shape[0]
         classes = state["classifier.weight"].shape[0]
-    except (KeyError, ValueError) as error:
+    except (KeyError, IndexError) as error:
         raise CheckpointError(f"the checkpoint is incomplete: {error}") from error
     if inner % heads:
         raise CheckpointError(f"{heads} heads do not divide the attention width {inner}")
@@ -142,5 +155,5 @@ def load(
         with torch.no_grad():
             net.load_state_dict(convert(state, heads))
     except RuntimeError as error:
-        raise CheckpointError(str(error)) from error
+        raise CheckpointError(str(error)[:2000]) from error
     return net.eval()

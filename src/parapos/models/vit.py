@@ -42,8 +42,9 @@ class ViT(nn.Module):
             raise ValueError(f"cls_position must be None, 'origin' or 'unplaced', got {cls_position!r}")
         if cls_position is not None and pool == "mean":
             raise ValueError("cls_position has no effect with pool='mean', which has no class token")
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        for name, value in (("num_classes", num_classes), ("patch", patch), ("channels", channels)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if attention.pop("pos_dim", 2) != 2:
             raise ValueError("pos_dim of an image model is 2")
         self.patch, self.pool = patch, pool
@@ -66,6 +67,8 @@ class ViT(nn.Module):
         height, width = images.shape[2:]
         if height % self.patch or width % self.patch or not height or not width:
             raise ValueError(f"image sides must be multiples of the patch size {self.patch}, got {height} x {width}")
+        if not 0 < position_scale < math.inf:
+            raise ValueError(f"position_scale must be positive and finite, got {position_scale}")
         x = self.embedding(images)  # (B, D, rows, cols)
         rows, cols = x.shape[2:]
         x = x.flatten(2).transpose(1, 2)  # (B, N, D)

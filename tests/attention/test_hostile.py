@@ -1,0 +1,124 @@
+"""Input that someone will bring: wild padding, huge positions, empty sets, transforms, steep slopes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import parapos
+from parapos.attention import KERNELS, Quadratic
+
+from .budget import assert_within_budget, make_case
+
+kernels = pytest.mark.parametrize("kernel", list(KERNELS))
+encodings = pytest.mark.parametrize("name", parapos.list_encodings())
+
+
+def module(name: str, kernel: str = "auto") -> parapos.Attention:
+    torch.manual_seed(0)
+    options = {"directions": [("up-left", 0.5), ("right", 0.25)]} if name == "lookhere" else {}
+    return parapos.Attention(24, 2, name, 2, kernel=kernel, **options)
+
+
+@kernels
+@encodings
+@pytest.mark.parametrize("far", [1e10, 1e15, torch.nan])
+def test_wild_padding_reaches_no_gradient(name: str, kernel: str, far: float) -> None:
+    """Padded queries, keys, values, coefficients and positions: none of it is seen, forward or backward."""
+    net = module(name, kernel)
+    r = parapos.grid_positions(3, 4).expand(2, -1, -1).clone()
+    mask = torch.arange(12) < torch.tensor([[12], [8]])
+    x = torch.randn(2, 12, 24)
+    results = []
+    for fill in (0.0, far):
+        r[~mask] = 1.0 if fill == 0 else fill
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in net.qkv(x).split([24, 24, 24], dim=-1))
+        q, k, v = (torch.where(mask[:, None, :, None], t, fill) for t in (q, k, v))
+        q, k, terms = net.encoding(torch.where(mask[..., None], x, min(fill, 1e3)), q, k, r)
+        out = parapos.attend(q, k, v, terms, mask, net.encoding.scale, kernel)
+        valid = out.transpose(1, 2)[mask]
+        results.append([valid, *torch.autograd.grad(valid.square().sum(), [net.qkv.weight])])
+    for a, b in zip(*results, strict=True):
+        assert torch.isfinite(b).all()
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@kernels
+@encodings
+def test_no_tokens_and_no_samples(name: str, kernel: str) -> None:
+    net = module(name, kernel)
+    assert net(torch.zeros(2, 0, 24), torch.zeros(0, 2)).shape == (2, 0, 24)
+    assert net(torch.zeros(0, 5, 24), torch.rand(5, 2)).shape == (0, 5, 24)
+
+
+def test_samples_do_not_see_each_others_positions() -> None:
+    net = module("lookhere")
+    grid = parapos.grid_positions(3, 3)
+    x = torch.randn(2, 9, 24)
+    near, far = torch.stack([grid, grid]), torch.stack([grid, grid + 4e7])
+    assert torch.equal(net(x, near)[0], net(x, far)[0])
+    rows = [net.encoding.prepare(grid + shift).state[1].isinf().sum() for shift in (0.0, 2.2e6)]
+    assert rows[0] == rows[1]
+
+
+def test_lookhere_class_token_beside_registers_and_padding() -> None:
+    encoding = module("lookhere").encoding
+    r = parapos.grid_positions(3, 3, cls=True)
+    for more in (torch.full((1, 2), torch.nan), torch.zeros(2, 2)):
+        bias = encoding.prepare(torch.cat([r, more])).state[1]
+        assert (bias[0, :, 0] == 0).all()
+
+
+@pytest.mark.parametrize("w_b", [20.0, 100.0])
+@pytest.mark.parametrize("w_p", [0.17, 1.0])
+def test_steep_slopes_stay_in_budget(w_b: float, w_p: float) -> None:
+    case = make_case("pape", r=parapos.grid_positions(14, 14))
+    with torch.no_grad():
+        case.encoding.w_p.mul_(w_p)
+        case.encoding.w_b.mul_(w_b)
+    assert_within_budget(case, "features")
+
+
+def test_indefinite_forms_take_the_exact_way() -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 81, 16, generator=g) for _ in range(3))
+    form = torch.tensor([[-1.0, 5.0], [5.0, -1.0]]).expand(1, 1, 81, 2, 2)
+    term = Quadratic(form, None, parapos.grid_positions(9, 9)[None], unplaced=False)
+    ours, reference = (parapos.attend(q, k, v, [term], kernel=kernel) for kernel in ("features", "reference"))
+    torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_overflows_in_float16() -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 81, 16, generator=g).half() for _ in range(3))
+    term = Quadratic(-5e4 * torch.eye(2).expand(1, 1, 81, 2, 2), None, parapos.grid_positions(9, 9)[None])
+    out = parapos.attend(q, k, v, [term], scale=1e-4)
+    torch.testing.assert_close(
+        out, parapos.attend(q, k, v, [term], scale=1e-4, kernel="reference"), rtol=1e-2, atol=1e-2
+    )
+
+
+def test_transforms_get_the_kernel_that_supports_them() -> None:
+    net = module("pape")
+    x, r = torch.randn(1, 9, 24), parapos.grid_positions(3, 3)
+    _, tangent = torch.func.jvp(lambda t: net(t, r).sum(), (x,), (torch.ones_like(x),))
+    (gradient,) = torch.autograd.grad(net(x.requires_grad_(), r).sum(), x)
+    torch.testing.assert_close(tangent, gradient.sum(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.func.grad(lambda t: net(t, r).sum())(x.detach()), gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_meta_device() -> None:
+    with torch.device("meta"):
+        net = parapos.ViT(dim=24, heads=2, depth=1, mlp_dim=8, patch=4, num_classes=3)
+        assert net(torch.empty(1, 3, 8, 8)).shape == (1, 3)
+
+
+def test_devices_must_agree() -> None:
+    q = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(ValueError, match=r"Distance\.r must be on cpu as q is, got meta"):
+        parapos.attend(q, q, q, [parapos.Distance(torch.ones(2), torch.zeros(1, 4, 2, device="meta"))])
+
+
+def test_huge_positions_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 1e\\+15"):
+        module("pape")(torch.zeros(1, 2, 24), torch.tensor([[0.0, 0.0], [1e20, 0.0]]))
