@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+JOBS ?= 2
 
-.PHONY: install test test-slow lint bench clean
+.PHONY: install test lint bench clean
 
 install: $(STAMP)
 
@@ -21,10 +22,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
-
-test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/parapos bench attention --out benchmarks/attention

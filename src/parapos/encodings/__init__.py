@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from .additive import NoEncoding, SinCos
-from .base import Claims, Encoding
+from .base import Encoding
+from .claims import Claims
 from .bias import ALiBi, LookHere
 from .parabolic import PaPE, PaPERI
 from .polynomial import PolynomialEncoding

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..positions import Positions
-from .base import Claims, Encoding
+from .base import Encoding
+from .claims import Claims
 
 
 class NoEncoding(Encoding):

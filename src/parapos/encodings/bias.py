@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..attention.terms import Distance, Table, Term
 from ..positions import Positions, placed
-from .base import Claims, Encoding
+from .base import Encoding
+from .claims import Claims
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ..attention.basis import no_autocast
 from ..attention.terms import Quadratic, Term
 from ..positions import Positions
-from .base import Claims, Encoding
+from .base import Encoding
+from .claims import Claims
 
 
 def _wide(x: Tensor) -> Tensor:

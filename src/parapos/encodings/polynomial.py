@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from ..attention.basis import Exponents, monomials
 from ..attention.terms import Polynomial, Term
 from ..positions import Positions
-from .base import Claims, Encoding
+from .base import Encoding
+from .claims import Claims
 
 
 class PolynomialEncoding(Encoding):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from ..attention.basis import no_autocast
 from ..attention.terms import Term
 from ..positions import Positions
-from .base import Claims, Encoding
+from .base import Encoding
+from .claims import Claims
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
