@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import parapos
 from parapos import Quadratic, create_encoding
-from parapos.attention.columns import constant, phi, psi
+from parapos.attention.columns import constant, phi, planes, psi
 
 DIMS = [1, 2, 3, 4]
 VARIANTS = {  # options: positional parameters of ViT-S, m = 50
@@ -174,17 +174,21 @@ def test_minimal_features_by_integers(p, m):
     definition = literal(a, b, w_p, r)
     form = torch.einsum("bhnm,hmu,hmv->bhnuv", a, w_p, w_p)
     slope = torch.einsum("bhnm,hmu->bhnu", b, w_p)
-    query, key = psi(form, slope, r), phi(r, form)
-    assert query.shape[-1] == key.shape[-1] == p * (p + 1) // 2 + p
-    assert torch.equal(query @ key[:, None].transpose(-1, -2) + constant(form, slope, r), definition)
+    first = planes(form, slope, r)  # coordinates first
+    query, key = psi(*first), phi(first[2], first[0])
+    assert len(query) == len(key) == p * (p + 1) // 2 + p
+    scores = torch.einsum("fbhi,fbhj->bhij", query, key.expand(-1, -1, 3, -1))
+    assert torch.equal(scores + constant(*first)[..., None], definition)
     assert torch.equal(Quadratic(form, slope, r).scores(torch.float64), definition)
     # A multiple of the identity needs p + 1 features.
     alpha = integers(2, 3, 6)
     eye = alpha[..., None, None] * torch.eye(p).double()
-    query, key = psi(alpha, slope, r), phi(r, alpha)
-    assert query.shape[-1] == key.shape[-1] == p + 1
+    first = planes(alpha, slope, r)
+    query, key = psi(*first), phi(first[2], first[0])
+    assert len(query) == len(key) == p + 1
     dense = Quadratic(eye, slope, r).scores(torch.float64)
-    assert torch.equal(query @ key[:, None].transpose(-1, -2) + constant(alpha, slope, r), dense)
+    scores = torch.einsum("fbhi,fbhj->bhij", query, key.expand(-1, -1, 3, -1))
+    assert torch.equal(scores + constant(*first)[..., None], dense)
     assert torch.equal(Quadratic(alpha, slope, r).scores(torch.float64), dense)
     for part in (Quadratic(form, None, r), Quadratic(None, slope, r)):
         other = Quadratic(form if part.M is None else None, slope if part.g is None else None, r)

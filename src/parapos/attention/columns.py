@@ -30,62 +30,73 @@ REACH_BITS = 6  # positions are scaled to |r| <= 2^6
 CONST = 64.0  # what keys hold against const_i / 64, which then fits in float16
 
 
+# Inside this file coordinates come first, so that every operation runs over long rows: M is (p, p, B, H, N), or
+# (B, H, N) for a multiple of the identity; g (p, B, H, N); r (p, B or 1, 1, N); features (f, B, H or 1, N).
+
+
+def planes(M: Tensor, g: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """M (B, H, N, p, p) or (B, H, N), g (B, H, N, p) and r (B or 1, N, p) with coordinates first."""
+    M = M if M.ndim == 3 else M.permute(3, 4, 0, 1, 2)
+    return M.contiguous(), g.permute(3, 0, 1, 2).contiguous(), r.permute(2, 0, 1)[:, :, None].contiguous()
+
+
+def _pairs(p: int) -> list[tuple[int, int]]:
+    return [(u, v) for u in range(p) for v in range(u, p)]
+
+
 def phi(r: Tensor, M: Tensor) -> Tensor:
-    """Key features (B or 1, N, f). M only tells the kind: (B, H, N) or (B, H, N, p, p)."""
-    if M.ndim == 3:
-        return torch.cat([r.square().sum(-1, keepdim=True), r], dim=-1)
-    u, v = torch.triu_indices(r.shape[-1], r.shape[-1], device=r.device)
-    return torch.cat([r[..., u] * r[..., v], r], dim=-1)
+    """Key features. M only tells the kind."""
+    quadratic = (
+        r.square().sum(0, keepdim=True) if M.ndim == 3 else torch.stack([r[u] * r[v] for u, v in _pairs(len(r))])
+    )
+    return torch.cat([quadratic, r])
 
 
 def phi_step(r: Tensor, step: Tensor, M: Tensor) -> Tensor:
     """phi(r + step) - phi(r) without cancellation: r_u s_v + s_u (r + s)_v."""
     if M.ndim == 3:
-        return torch.cat([(step * (r + r + step)).sum(-1, keepdim=True), step], dim=-1)
-    u, v = torch.triu_indices(r.shape[-1], r.shape[-1], device=r.device)
-    return torch.cat([r[..., u] * step[..., v] + step[..., u] * (r + step)[..., v], step], dim=-1)
+        return torch.cat([(step * (r + r + step)).sum(0, keepdim=True), step])
+    end = r + step
+    return torch.cat([torch.stack([r[u] * step[v] + step[u] * end[v] for u, v in _pairs(len(r))]), step])
 
 
 def psi(M: Tensor, g: Tensor, r: Tensor) -> Tensor:
-    """Query features (B, H, N, f) from r (B or 1, N, p)."""
+    """Query features."""
     linear = g - 2 * _apply(M, r)
     if M.ndim == 3:
-        return torch.cat([M[..., None], linear], dim=-1)
-    u, v = torch.triu_indices(r.shape[-1], r.shape[-1], device=r.device)
-    return torch.cat([M[..., u, v] * torch.where(u == v, 1, 2).to(M.dtype), linear], dim=-1)
+        return torch.cat([M[None], linear])
+    return torch.stack([M[u, v] if u == v else 2 * M[u, v] for u, v in _pairs(len(r))] + list(linear))
 
 
 def constant(M: Tensor, g: Tensor, r: Tensor) -> Tensor:
-    """const_i = r^T M r - g.r: (B, H, N, 1)."""
-    return ((_apply(M, r) - g) * r[:, None]).sum(-1, keepdim=True)
+    """const_i = r^T M r - g.r: (B, H, N)."""
+    return ((_apply(M, r) - g) * r).sum(0)
 
 
 def _apply(M: Tensor, r: Tensor) -> Tensor:
-    """M r: (B, H, N, p) from r (B or 1, N, p)."""
-    return M[..., None] * r[:, None] if M.ndim == 3 else (M * r[:, None, :, None, :]).sum(-1)
+    """M r: (p, B, H, N)."""
+    return M * r if M.ndim == 3 else (M * r).sum(1)
 
 
 def _split32(M: Tensor, g: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Query columns, key columns, and what is left of const_i, for float32."""
 
     def on_grid(x: Tensor) -> Tensor:
-        shaped = unit.reshape(unit.shape + (1,) * (x.ndim - unit.ndim))
-        return (x / shaped).round() * shaped
+        return (x / unit).round_().mul_(unit)
 
     # The unit (B, H, N) of psi_hi: small, yet the sums of near keys stay below 2^24 of it.
-    size = constant(M.abs(), -g.abs(), r.abs() + 2.0**REACH_BITS)[..., 0]
+    size = constant(M.abs(), -g.abs(), r.abs() + 2.0**REACH_BITS)
     unit = torch.exp2(torch.ceil(torch.log2(size.clamp(min=1e-30))) - 24)
     M_hi, g_hi, coarse = on_grid(M), on_grid(g), r.round()
     M_lo, g_lo, fine = M - M_hi, g - g_hi, r - coarse
     high, low = psi(M_hi, g_hi, coarse), psi(M_lo, g_lo, r)
-    low = torch.cat([low[..., : -r.shape[-1]], low[..., -r.shape[-1] :] - 2 * _apply(M_hi, fine)], dim=-1)
-    step = ((_apply(M_hi, coarse + r) - g_hi) * fine[:, None]).sum(-1, keepdim=True)
-    const_lo = constant(M_lo, g_lo, r) + step
+    low[-len(r) :] -= 2 * _apply(M_hi, fine)
+    const_lo = constant(M_lo, g_lo, r) + ((_apply(M_hi, coarse + r) - g_hi) * fine).sum(0)
     shift = on_grid(const_lo)
     const_hi = constant(M_hi, g_hi, coarse) + shift
-    query = torch.cat([const_hi / CONST, high, high, low], dim=-1)
-    one = torch.full_like(r[..., :1], CONST)
-    key = torch.cat([one, phi(coarse, M), phi_step(coarse, fine, M), phi(r, M)], dim=-1)
+    query = torch.cat([const_hi[None] / CONST, high, high, low])
+    one = torch.full_like(r[:1], CONST)
+    key = torch.cat([one, phi(coarse, M), phi_step(coarse, fine, M), phi(r, M)])
     return query, key, const_lo - shift
 
 
@@ -93,7 +104,7 @@ def _split16(query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
     """Each number as two of half precision."""
     q_hi, k_hi = query.to(dtype), key.to(dtype)
     q_lo, k_lo = (query - q_hi).to(dtype), (key - k_hi).to(dtype)
-    return torch.cat([q_hi, q_hi, q_lo], dim=-1), torch.cat([k_hi, k_lo, k_hi], dim=-1)
+    return torch.cat([q_hi, q_hi, q_lo]), torch.cat([k_hi, k_lo, k_hi])
 
 
 def polynomial(term: Polynomial, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,13 +161,14 @@ def _error(M: Tensor, g: Tensor, r: Tensor, dtype: torch.dtype) -> Tensor:
         return size * 2.0**-53
     rest = 2.0**-11 + (r - r.round()).abs().amax() * 2.0 ** (1 - REACH_BITS)
     # The sum is exact near the query. Keys elsewhere win if the linear term lifts them or scores are not concave.
-    diagonal = M[..., None] if M.ndim == 3 else M.diagonal(dim1=-2, dim2=-1)
-    slope = g.abs().sum(-1)
-    lift = torch.minimum(slope * 2.0**REACH_BITS, slope.square() / (4 * diagonal.abs().amin(-1))).amax()
+    diagonal = M[None] if M.ndim == 3 else torch.stack([M[u, u] for u in range(len(r))])
+    slope = g.abs().sum(0)
+    lift = torch.minimum(slope * 2.0**REACH_BITS, slope.square() / (4 * diagonal.abs().amin(0))).amax()
     concave = diagonal.amax() < 0
-    if M.ndim == 5:
-        minors = diagonal[..., :, None] * diagonal[..., None, :] - M.square()
-        concave = concave & (minors.amin() > -1e-6 * diagonal.square().amax())
+    for u, v in _pairs(len(r)) if M.ndim == 5 else []:
+        if u < v:
+            minor = diagonal[u] * diagonal[v] - M[u, v].square()
+            concave = concave & (minor.amin() > -1e-6 * diagonal.square().amax())
     return torch.where(concave, (size * rest + 4 * lift) * 2.0**-24, torch.inf)
 
 
@@ -174,17 +186,19 @@ def columns(
     error = None
     if isinstance(term, Polynomial):
         query, key, const = polynomial(term, r.to(wide))
+        query, key, const = query.movedim(-1, 0), key.movedim(-1, 0)[:, :, None], const[..., 0]
     else:
         fit = torch.exp2(torch.ceil(torch.log2(reach.clamp(min=1e-30))) - REACH_BITS)  # (B or 1, 1, 1)
-        r, fit = (r / fit).to(wide), fit.to(wide)
         some = term.M if term.M is not None else term.g
         assert some is not None
-        M = some.new_zeros(some.shape[:3]) if term.M is None else term.M
+        form = some.new_zeros(some.shape[:3]) if term.M is None else term.M
+        slope = some.new_zeros((*some.shape[:3], r.shape[-1])) if term.g is None else term.g
+        M, g, r = planes(form.to(wide), slope.to(wide), (r / fit).to(wide))
+        fit = fit.to(wide)
         if M.ndim == 5:  # D^T M D sees the symmetric part alone
-            M = (M + M.transpose(-1, -2)) / 2
-        M = M.to(wide) * (fit if M.ndim == 3 else fit[..., None, None]).square()
-        g = M.new_zeros((*M.shape[:3], r.shape[-1])) if term.g is None else term.g.to(wide) * fit[..., None]
-        error = _error(M, g, r if mask is None else torch.where(mask[..., None], r, 0.0), dtype)
+            M = (M + M.transpose(0, 1)) / 2
+        M, g = M * fit.square(), g * fit
+        error = _error(M, g, r if mask is None else torch.where(mask[:, None], r, 0.0), dtype)
         if dtype == torch.float32:
             query, key, const = _split32(M, g, r)
         else:
@@ -195,10 +209,9 @@ def columns(
         const = const / CONST
         high = const.to(dtype)
         halves = [high] if dtype == torch.float64 else [high, (const - high).to(dtype)]
-        query = torch.cat([query, *halves], dim=-1)
-        key = torch.cat([key, *[torch.full_like(key[..., :1], CONST) for _ in halves]], dim=-1)
+        query = torch.cat([query, torch.stack(halves)])
+        key = torch.cat([key, torch.full_like(key[: len(halves)], CONST)])
     if term.unplaced is not False or mask is not None:
-        query = torch.where(here[:, None, :, None], query, 0.0)
-    if term.unplaced is not False or mask is not None:
-        key = torch.where((here if mask is None else here & mask)[..., None], key, 0.0)
-    return query.to(dtype), key.to(dtype), error
+        query = torch.where(here[:, None], query, 0.0)
+        key = torch.where((here if mask is None else here & mask)[:, None], key, 0.0)
+    return query.to(dtype).movedim(0, -1), key.to(dtype)[:, :, 0].movedim(0, -1), error

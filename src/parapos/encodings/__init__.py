@@ -8,8 +8,8 @@ from typing import Any
 
 from .additive import NoEncoding, SinCos
 from .base import Encoding
-from .claims import Claims
 from .bias import ALiBi, LookHere
+from .claims import Claims
 from .parabolic import PaPE, PaPERI
 from .polynomial import PolynomialEncoding
 from .rotary import RoPE, RoPEMixed

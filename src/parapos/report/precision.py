@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..attention.columns import columns, phi, psi
+from ..attention.columns import columns, phi, planes, psi
 from ..attention.terms import Quadratic
 from ..encodings import create_encoding
 from ..encodings.parabolic import PaPE, PaPERI
@@ -134,7 +134,8 @@ def _columns(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[s
     assert term.M is not None
     centred, _ = centre(head.r)
     g = torch.zeros_like(b[..., :2]) if term.g is None else term.g
-    yield "centred minimal", psi(term.M, g, centred), phi(centred, term.M)
+    M, g, r = planes(term.M, g, centred if centred.ndim == 3 else centred[None])
+    yield "centred minimal", psi(M, g, r).movedim(0, -1), phi(r, M).movedim(0, -1)
     yield "parapos", *columns(term, None, dtype)[:2]
 
 
