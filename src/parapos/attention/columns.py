@@ -178,9 +178,10 @@ def columns(
     """Extra columns for q (B, H, N, e) and for k (B or 1, N, e), in `dtype`, and an estimate of their error.
 
     Their products sum to the term's scores, up to a number per query unless `term.unplaced`. Everything before the
-    last rounding is float32, or float64 for float64.
+    last rounding is float32, or float64 for float64 and float16.
     """
-    wide = torch.promote_types(dtype, torch.float32)
+    # float16 keeps 22 bits of a feature in two halves, so features are made with more than the 24 of float32.
+    wide = torch.float64 if dtype == torch.float16 else torch.promote_types(dtype, torch.float32)
     r, reach = centre(term.r, mask)
     here = placed(term.r)
     error = None

@@ -89,9 +89,10 @@ def _separable(
     first, second = slice(0, extra), slice(extra, extra + h)
     if q.dtype in (torch.float16, torch.bfloat16):
         first, second = slice(h, h + extra), slice(0, h)
-    visible = mask
-    if rows > n:
-        visible = F.pad(q.new_ones((batch, n), dtype=torch.bool) if mask is None else mask, (0, rows - n))
+    visible = mask if mask is None or rows == n else F.pad(mask, (0, rows - n))
+    hidden = None
+    if mask is None and rows > n:
+        hidden = q.new_zeros(rows).masked_fill_(torch.arange(rows, device=q.device) >= n, -torch.inf)[None, None, None]
     per_head = 3 * rows * width * q.element_size()
     few_heads = max(1, min(heads, CHUNK_BYTES // per_head))
     few = max(1, min(batch, CHUNK_BYTES // (per_head * heads)))
@@ -115,7 +116,10 @@ def _separable(
             if mask is not None:
                 for x in (b, c):
                     x[..., :n, :].masked_fill_(~mask[samples][:, None, :, None], 0.0)
-            out[part] = _fused(a, b, c, seen, scale)[..., :n, :w]
+            if hidden is None:
+                out[part] = _fused(a, b, c, seen, scale)[..., :n, :w]
+            else:
+                out[part] = F.scaled_dot_product_attention(a, b, c, attn_mask=hidden, scale=scale)[..., :n, :w]
     return out
 
 
