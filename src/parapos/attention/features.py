@@ -96,22 +96,23 @@ def _separable(
     per_head = 3 * rows * width * q.element_size()
     few_heads = max(1, min(heads, CHUNK_BYTES // per_head))
     few = max(1, min(batch, CHUNK_BYTES // (per_head * heads)))
-    buffers = q.new_zeros((3, few, few_heads, rows, width))
+    buffers = q.new_empty(0)
     out = q.new_empty((batch, heads, n, w))
     for i in range(0, batch, few):
         samples = slice(i, min(i + few, batch))
         seen = None if visible is None else visible[samples]
+        query, key, error = columns(_part(term, samples, slice(None)), None if mask is None else mask[samples], q.dtype)
+        if error is not None and not error.item() * scale <= ERRORS[q.dtype]:
+            return blockwise.forward(q, k, v, [term], mask, scale)
+        if not buffers.numel():  # only now: the columns have freed what they were made from
+            buffers = q.new_zeros((3, few, few_heads, rows, width))
         for j in range(0, heads, few_heads):
             part = (samples, slice(j, min(j + few_heads, heads)))
-            query, key, error = columns(_part(term, *part), None if mask is None else mask[samples], q.dtype)
-            if error is not None and not error.item() * scale <= ERRORS[q.dtype]:
-                return blockwise.forward(q, k, v, [term], mask, scale)
             a, b, c = buffers[:, : part[0].stop - i, : part[1].stop - j]
-            a[..., :n, first] = query
+            a[..., :n, first] = query[:, part[1]]
             a[..., :n, second] = q[part]
             b[..., :n, first] = key[:, None]
             b[..., :n, second] = k[part]
-            del query, key
             c[..., :n, :w] = v[part]
             if mask is not None:
                 for x in (b, c):
