@@ -1,7 +1,7 @@
 """The error budget: a kernel may be off by twice what the reference in the same dtype is off by; gradients thrice.
 
-Distances are root mean squares; the largest single error may be twice its own allowance. Where the reference is exact by
-luck, one unit in the last place is allowed.
+Distances are root mean squares; the largest single error may be twice its own allowance. Where the reference is
+exact by luck, one unit in the last place is allowed.
 """
 
 from __future__ import annotations
