@@ -6,29 +6,27 @@ import pytest
 import torch
 
 import parapos
-from parapos.attention import KERNELS
 
-from .budget import DTYPES, assert_within_budget, make_case
+from .budget import DTYPES, FUSED, assert_within_budget, make_case, ways
 
-FUSED = [name for name, kernel in KERNELS.items() if kernel.fused]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
-kernels = pytest.mark.parametrize("kernel", FUSED)
-encodings = pytest.mark.parametrize("name", parapos.list_encodings())
+kernels = pytest.mark.parametrize("kernel", ways("pape"))
+encodings = pytest.mark.parametrize(("name", "kernel"), [(n, k) for n in parapos.list_encodings() for k in ways(n)])
 
 
 def dims(name: str) -> tuple[int, ...]:
     return (2,) if name == "lookhere" else (1, 2, 3, 4)
 
 
-@kernels
 @dtypes
-@pytest.mark.parametrize(("name", "p"), [(n, p) for n in parapos.list_encodings() for p in dims(n)])
+@pytest.mark.parametrize(
+    ("name", "p", "kernel"), [(n, p, k) for n in parapos.list_encodings() for p in dims(n) for k in ways(n)]
+)
 @pytest.mark.parametrize("n", [1, 17, 130])
 def test_every_encoding(name: str, p: int, n: int, dtype: torch.dtype, kernel: str) -> None:
     assert_within_budget(make_case(name, p=p, n=n, dtype=dtype), kernel)
 
 
-@kernels
 @dtypes
 @encodings
 def test_1025_tokens(name: str, dtype: torch.dtype, kernel: str) -> None:
@@ -36,9 +34,14 @@ def test_1025_tokens(name: str, dtype: torch.dtype, kernel: str) -> None:
     assert_within_budget(make_case(name, r=r, dtype=dtype, heads=1), kernel)
 
 
-@kernels
 @dtypes
-@pytest.mark.parametrize(("name", "side"), [("pape", 14), ("pape", 31), ("pape", 64), ("pape_ri", 20), ("pape_ri", 48)])
+@pytest.mark.parametrize(
+    ("name", "side", "kernel"),
+    [
+        *((name, side, k) for name, side in [("pape", 14), ("pape", 31), ("pape_ri", 20)] for k in ways(name)),
+        *((name, side, k) for name, side in [("pape_ri", 48), ("pape", 64)] for k in FUSED),
+    ],
+)
 def test_grids(name: str, side: int, dtype: torch.dtype, kernel: str) -> None:
     r = parapos.grid_positions(side, side, cls=True)
     assert_within_budget(make_case(name, r=r, dtype=dtype, heads=1, dim=64, head_dim=64), kernel)
@@ -51,7 +54,6 @@ def test_points(dtype: torch.dtype, kernel: str) -> None:
     assert_within_budget(make_case("pape", p=3, r=r, dtype=dtype), kernel)
 
 
-@kernels
 @dtypes
 @encodings
 @pytest.mark.parametrize("shift", [1e4, -3e3])
@@ -60,7 +62,6 @@ def test_shifted(name: str, shift: float, dtype: torch.dtype, kernel: str) -> No
     assert_within_budget(make_case(name, r=r, dtype=dtype), kernel)
 
 
-@kernels
 @dtypes
 @encodings
 def test_masked(name: str, dtype: torch.dtype, kernel: str) -> None:
@@ -72,7 +73,6 @@ def test_masked(name: str, dtype: torch.dtype, kernel: str) -> None:
     assert_within_budget(make_case(name, r=r, batch=4, mask=mask, dtype=dtype), kernel)
 
 
-@kernels
 @dtypes
 @encodings
 def test_unplaced(name: str, dtype: torch.dtype, kernel: str) -> None:
@@ -81,7 +81,6 @@ def test_unplaced(name: str, dtype: torch.dtype, kernel: str) -> None:
     assert_within_budget(make_case(name, r=r, dtype=dtype), kernel)
 
 
-@kernels
 @dtypes
 @encodings
 def test_positions_per_sample(name: str, dtype: torch.dtype, kernel: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 import parapos
 from parapos.attention import KERNELS
 
-from .budget import make_case
+from .budget import WAYS, make_case, way
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -57,9 +58,16 @@ def test_explain_is_what_runs() -> None:
     q, k, v, terms = call()
     plan = parapos.explain(q, k, v, terms)
     assert plan.kernel == "features"
-    assert "16 extra query/key columns" in str(plan)
-    assert "width 32" in str(plan)
     assert "reference: slower" in str(plan)
+    assert "Quadratic formed in blocks of queries" in str(plan)
+    with way("columns"):
+        plan = parapos.explain(q, k, v, terms)
+    assert "at most 17 extra query/key columns" in str(plan)
+    assert "width 48" in str(plan)
+    q, k, v, terms = call(n=80)
+    with way("windows"):
+        assert "keys too far away to have a weight are skipped" in str(parapos.explain(q, k, v, terms))
+    q, k, v, terms = call()
     plan = parapos.explain(q, k, v, terms, return_weights=True)
     assert plan.kernel == "reference"
     assert "never forms the attention weights" in str(plan)
@@ -76,9 +84,9 @@ def test_fused_really() -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     mask = torch.ones(1, 50, dtype=torch.bool)
-    for dtype in DTYPES[:3]:
+    for dtype, kernel in product(DTYPES[:3], ["features", *WAYS]):
         q, k, v, terms = call(dtype)
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), way(kernel):
             parapos.attend(q, k, v, terms)
             parapos.attend(q, k, v, terms, mask)
             parapos.attend(q, k, v[..., :8], (), mask)
@@ -118,23 +126,27 @@ def test_bad_input() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 33, 197, 509, 513, 515, 577])
 @pytest.mark.parametrize("chunk", [1, 10**9])
-def test_any_number_of_tokens_in_any_chunks(n: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernel", ["features", *WAYS])
+def test_any_number_of_tokens_in_any_chunks(n: int, chunk: int, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thin last blocks are filled up, few heads or samples go at a time, and nothing of it shows."""
-    from parapos.attention import features
+    from parapos.attention import blockwise, features
 
     monkeypatch.setattr(features, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(blockwise, "BLOCK_BYTES", chunk)
     case = make_case("pape", n=n, batch=2)
     q, k, terms = case.encoding(case.tensors["x"], case.tensors["q"], case.tensors["k"], case.r)
     v = case.tensors["v"]
-    ours, reference = (parapos.attend(q, k, v, terms, kernel=kernel) for kernel in ("features", "reference"))
+    with way(kernel) as name:
+        ours, reference = (parapos.attend(q, k, v, terms, kernel=x) for x in (name, "reference"))
     torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-5)
 
 
 def test_huge_forms_take_the_exact_way() -> None:
     """Where columns would lose the score, dense blocks keep it: positions a million apart, in every dtype."""
-    for dtype in DTYPES:
+    for dtype, kernel in product(DTYPES, ["features", *WAYS]):
         q, k, v, terms = call(dtype)
         far = parapos.Quadratic(terms[0].M, terms[0].g, terms[0].r * 1e6)
-        ours, reference = (parapos.attend(q, k, v, [far], kernel=kernel) for kernel in ("features", "reference"))
+        with way(kernel) as name:
+            ours, reference = (parapos.attend(q, k, v, [far], kernel=x) for x in (name, "reference"))
         torch.testing.assert_close(ours, reference, rtol=1e-2, atol=2e-2)
         assert torch.isfinite(ours).all()

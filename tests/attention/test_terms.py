@@ -114,8 +114,19 @@ def test_column_counts(p: int, full: int, isotropic: int, unplaced: bool) -> Non
             assert query.shape == (1, 2, 7, want)
             assert key.shape == (1, 7, want)
             assert query.dtype == key.dtype == dtype
-            assert widths(q, q, term)[0] == want
+            hiding = dtype == torch.float32  # it may need one to hide padding
+            assert widths(q, q, term)[0] == want + hiding
             assert widths(q, q, term)[1] % 8 == 0
+
+
+@pytest.mark.parametrize(("p", "count"), [(1, 2), (2, 5), (3, 9)])
+def test_whole_positions_need_fewer_columns(p: int, count: int) -> None:
+    """phi_lo is 0 for them."""
+    r = torch.randint(1, 30, (1, 40, p)).float() + 1000
+    term = Quadratic(-torch.eye(p).expand(1, 2, 40, p, p), torch.ones(1, 2, 40, p), r, unplaced=False)
+    assert columns(term, None, torch.float32)[0].shape[-1] == 2 * count + 1
+    shifted = Quadratic(term.M, term.g, torch.rand_like(r), unplaced=False)
+    assert columns(shifted, None, torch.float32)[0].shape[-1] == 3 * count + 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

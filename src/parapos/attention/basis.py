@@ -5,6 +5,7 @@ B batch, H heads, N tokens, n query rows, p position dims, f basis functions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import combinations_with_replacement
 
@@ -29,18 +30,23 @@ def monomials(p: int, degree: int) -> Exponents:
     )
 
 
-def monomial(d: Tensor, exponents: tuple[int, ...]) -> Tensor:
-    """d^exponents over the last dimension, by repeated products."""
-    out = torch.ones_like(d[..., 0])
+def monomial(d: Sequence[Tensor] | Tensor, exponents: tuple[int, ...]) -> Tensor:
+    """The product of d[u]^exponents[u], by repeated products."""
+    out = torch.ones_like(d[0])
     for u, power in enumerate(exponents):
         for _ in range(power):
-            out = out * d[..., u]
+            out = out * d[u]
     return out
 
 
 def difference(r: Tensor, at: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """D (B or 1, n, N, p) from keys r and queries `at`, subtracted at their own precision; 0 where one has none."""
-    return (r[:, None, :, :] - (r if at is None else at)[:, :, None, :]).nan_to_num(nan=0.0).to(dtype)
+    """D (p, B or 1, n, N) from keys r and queries `at`, subtracted at their own precision; 0 where one has none.
+
+    Coordinates come first, so that every operation runs over long rows.
+    """
+    keys = r.movedim(-1, 0).contiguous()
+    queries = keys if at is None else at.movedim(-1, 0).contiguous()
+    return (keys[:, :, None, :] - queries[:, :, :, None]).nan_to_num_(nan=0.0).to(dtype)
 
 
 def contract(coefficients: Tensor, basis: Tensor) -> Tensor:

@@ -1,58 +1,103 @@
-"""Dense attention with any term in blocks of queries: exact, and memory that grows with N, not N squared.
+"""Attention with any term in blocks of queries: exact, and memory that grows with N, not N squared.
 
-The fused kernels use it for what they cannot fuse: bias terms without a separable form, and gradients,
-where separable features lose the digits that this form keeps. B batch, H heads, N tokens, n query rows.
+The scores of a block's terms are formed densely. On the CPU PyTorch's fused attention takes them as its mask;
+elsewhere, and in the backward pass, so are the weights. B batch, H heads, N tokens, n query rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .terms import Term
+from .terms import Distance, Table, Term
 
-BLOCK_BYTES = 16 * 2**20  # one (B, H, n, N) block of scores; a handful are alive at a time
-
-
-def blocks(q: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, slice]]:
-    """Slices of samples and query rows whose scores fit in BLOCK_BYTES."""
-    b, h, n, _ = q.shape
-    per_row = h * n * dtype.itemsize
-    rows = max(1, min(n, BLOCK_BYTES // per_row))
-    samples = max(1, min(b, BLOCK_BYTES // (per_row * n)))
-    for i in range(0, b, samples):
-        for j in range(0, n, rows):
-            yield slice(i, i + samples), slice(j, j + rows)
+BLOCK_BYTES = 8 * 2**20  # one (B, H, n, N) block of scores; a handful are alive at a time
 
 
-def _weights(q: Tensor, k: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:
-    """Attention weights (B, H, n, N) of the query rows that q and the terms hold."""
-    scores = (q @ k.transpose(-1, -2)).mul_(scale)
+def blocks(batch: int, heads: int, n: int, itemsize: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of samples and query rows whose scores fit in BLOCK_BYTES; all samples of some rows come in a row."""
+    per_row = heads * n * itemsize
+    count = -(-n // max(1, min(n, BLOCK_BYTES // per_row)))
+    rows = -(-n // count)  # equal blocks
+    samples = max(1, min(batch, BLOCK_BYTES // (per_row * n)))
+    for j in range(0, n, rows):
+        for i in range(0, batch, samples):
+            yield slice(i, min(i + samples, batch)), slice(j, min(j + rows, n))
+
+
+def _scaled(terms: Sequence[Term], scale: float) -> list[Term]:
+    """Terms to be added after scaling: those that share the factor of q.k take it into their coefficients."""
+    out = []
     for term in terms:
-        scores = scores.add_(term.scores(scores.dtype), alpha=scale if term.scaled else 1.0)
-    if mask is not None:
-        scores = scores.masked_fill_(~mask[:, None, None, :], -torch.inf)
-    top = scores.amax(-1, keepdim=True)
-    return scores.softmax(-1).masked_fill_(top == -torch.inf, 0.0)
+        values = {name: getattr(term, name) for name in term.learned} if term.scaled else {}
+        out.append(replace(term, **{name: x * scale for name, x in values.items() if x is not None}))
+    return out
 
 
-def _exact(dtype: torch.dtype, *tensors: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """Key-side tensors in the type of the sums, with padding cleared."""
-    out = [x.to(dtype) for x in tensors]
-    return out if mask is None else [x.masked_fill(~mask[:, None, :, None], 0.0) for x in out]
+def _bias(terms: Sequence[Term], mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Sum of the terms' scores with -inf for padding: (B or 1, H or 1, n, N)."""
+    bias = terms[0].scores(dtype)
+    for term in terms[1:]:
+        bias = bias + term.scores(dtype)
+    return bias if mask is None else torch.where(mask[:, None, None, :], bias, -torch.inf)
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Attention weights (B, H, n, N) of some query rows."""
+    scores = (q @ k.transpose(-1, -2)).mul_(scale).add_(bias)
+    empty = scores.amax(-1, keepdim=True) == -torch.inf
+    return torch.softmax(scores, -1, out=scores).masked_fill_(empty, 0.0)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, some: bool) -> Tensor:
+    """PyTorch's fused attention with a mask of numbers. `some`: every row is known to see a key."""
+    empty = None
+    if not some:
+        empty = bias.amax(-1, keepdim=True) == -torch.inf
+        bias = bias.masked_fill(empty, 0.0)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    return out if empty is None else out.masked_fill_(empty, 0.0)
+
+
+def _clear(mask: Tensor | None, *tensors: Tensor) -> list[Tensor]:
+    """Key-side tensors with padding cleared: it may hold anything, NaN too."""
+    return list(tensors) if mask is None else [x.masked_fill(~mask[:, None, :, None], 0.0) for x in tensors]
+
+
+def _constant(term: Term) -> bool:
+    """Whether a term's scores are the same for all samples."""
+    return isinstance(term, Table | Distance) and (term.bias if isinstance(term, Table) else term.r).shape[0] == 1
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:
     dtype = torch.promote_types(q.dtype, torch.float32)
-    k, v = _exact(dtype, k, v, mask=mask)
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    for batch, rows in blocks(q, dtype):
-        part = [term.take(batch, rows) for term in terms]
-        seen = None if mask is None else mask[batch]
-        weights = _weights(q[batch, :, rows].to(dtype), k[batch], part, seen, scale)
-        out[batch, :, rows] = (weights @ v[batch]).to(q.dtype)
+    fused = q.device.type == "cpu"
+    width = v.shape[-1]
+    k, v = _clear(mask, k, v)
+    if not fused:
+        k, v = k.to(dtype), v.to(dtype)
+    elif q.shape[-1] != width:  # unequal widths lose the fused path
+        most = max(q.shape[-1], width)
+        q, k, v = (F.pad(x, (0, most - x.shape[-1])) for x in (q, k, v))
+    terms = _scaled(terms, scale)
+    out = q.new_empty((*q.shape[:-1], width))
+    batch, heads, n, _ = q.shape
+    some = mask is None and not any(isinstance(term, Table) for term in terms)
+    constant = fused and mask is None and all(_constant(term) for term in terms)
+    for samples, rows in blocks(1 if constant else batch, heads, n, dtype.itemsize):
+        if constant:
+            samples = slice(0, batch)
+        part = [term.take(samples, rows) for term in terms]
+        bias = _bias(part, None if mask is None else mask[samples], dtype)
+        if fused:
+            out[samples, :, rows] = _fused(q[samples, :, rows], k[samples], v[samples], bias, scale, some)[..., :width]
+        else:
+            weights = _weights(q[samples, :, rows].to(dtype), k[samples], bias, scale)
+            out[samples, :, rows] = (weights @ v[samples]).to(q.dtype)
     return out
 
 
@@ -68,19 +113,20 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[dict[str, Tensor]]]:
     """Gradients of q, k, v and of each term's wanted tensors, from weights computed anew per block."""
     dtype = torch.promote_types(q.dtype, torch.float32)
-    k, v = _exact(dtype, k, v, mask=mask)
+    k, v = _clear(mask, k.to(dtype), v.to(dtype))
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     grads: list[dict[str, Tensor]] = [
         {name: torch.zeros_like(getattr(term, name), dtype=dtype) for name in names}
         for term, names in zip(terms, wanted, strict=True)
     ]
-    for batch, rows in blocks(q, dtype):
-        part = [term.take(batch, rows) for term in terms]
-        seen = None if mask is None else mask[batch]
-        queries, dy = q[batch, :, rows].to(dtype), dout[batch, :, rows].to(dtype)
-        weights = _weights(queries, k[batch], part, seen, scale)
-        dv[batch] += weights.transpose(-1, -2) @ dy
-        ds = dy @ v[batch].transpose(-1, -2)  # gradient of the weights, then of the scores
+    batch, heads, n, _ = q.shape
+    scaled = _scaled(terms, scale)
+    for samples, rows in blocks(batch, heads, n, dtype.itemsize):
+        part = [term.take(samples, rows) for term in scaled]
+        queries, dy = q[samples, :, rows].to(dtype), dout[samples, :, rows].to(dtype)
+        weights = _weights(queries, k[samples], _bias(part, None if mask is None else mask[samples], dtype), scale)
+        dv[samples] += weights.transpose(-1, -2) @ dy
+        ds = dy @ v[samples].transpose(-1, -2)  # gradient of the weights, then of the scores
         ds = torch.ops.aten._softmax_backward_data(ds, weights, -1, dtype)
         for term, grad in zip(part, grads, strict=True):
             values = term.gradients(ds) if grad else {}
@@ -88,10 +134,9 @@ def backward(
                 if whole.ndim == 1:
                     whole += values[name]
                 else:
-                    (whole[batch] if whole.shape[0] > 1 else whole)[:, :, rows] += values[name]
-        ds *= scale
-        dq[batch, :, rows] = (ds @ k[batch]).to(q.dtype)
-        dk[batch] += ds.transpose(-1, -2) @ queries
+                    (whole[samples] if whole.shape[0] > 1 else whole)[:, :, rows] += values[name]
+        dq[samples, :, rows] = (ds @ k[samples]).mul_(scale)
+        dk[samples] += (ds.transpose(-1, -2) @ queries).mul_(scale)
     for term, grad in zip(terms, grads, strict=True):
         if term.scaled:
             for value in grad.values():

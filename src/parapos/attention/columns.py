@@ -78,8 +78,8 @@ def _apply(M: Tensor, r: Tensor) -> Tensor:
     return M * r if M.ndim == 3 else (M * r).sum(1)
 
 
-def _split32(M: Tensor, g: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query columns, key columns, and what is left of const_i, for float32."""
+def _split32(M: Tensor, g: Tensor, r: Tensor, whole: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Query columns, key columns, and what is left of const_i, for float32. Whole numbers have no phi_lo."""
 
     def on_grid(x: Tensor) -> Tensor:
         return (x / unit).round_().mul_(unit)
@@ -94,9 +94,10 @@ def _split32(M: Tensor, g: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     const_lo = constant(M_lo, g_lo, r) + ((_apply(M_hi, coarse + r) - g_hi) * fine).sum(0)
     shift = on_grid(const_lo)
     const_hi = constant(M_hi, g_hi, coarse) + shift
-    query = torch.cat([const_hi[None] / CONST, high, high, low])
     one = torch.full_like(r[:1], CONST)
-    key = torch.cat([one, phi(coarse, M), phi_step(coarse, fine, M), phi(r, M)])
+    middle = ([], []) if whole else ([high], [phi_step(coarse, fine, M)])
+    query = torch.cat([const_hi[None] / CONST, high, *middle[0], low])
+    key = torch.cat([one, phi(coarse, M), *middle[1], phi(r, M)])
     return query, key, const_lo - shift
 
 
@@ -114,6 +115,7 @@ def polynomial(term: Polynomial, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     below = sorted({b for a in term.exponents for b in product(*(range(n + 1) for n in a))})
     zero = (0,) * r.shape[-1]
+    r = r.movedim(-1, 0)
     query = {b: torch.zeros_like(term.c[..., 0]) for b in below}
     for index, a in enumerate(term.exponents):
         for b in product(*(range(n + 1) for n in a)):
@@ -172,9 +174,7 @@ def _error(M: Tensor, g: Tensor, r: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(concave, (size * rest + 4 * lift) * 2.0**-24, torch.inf)
 
 
-def columns(
-    term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def columns(term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
     """Extra columns for q (B, H, N, e) and for k (B or 1, N, e), in `dtype`, and an estimate of their error.
 
     Their products sum to the term's scores, up to a number per query unless `term.unplaced`. Everything before the
@@ -184,7 +184,7 @@ def columns(
     wide = torch.float64 if dtype == torch.float16 else torch.promote_types(dtype, torch.float32)
     r, reach = centre(term.r, mask)
     here = placed(term.r)
-    error = None
+    error = 0.0
     if isinstance(term, Polynomial):
         query, key, const = polynomial(term, r.to(wide))
         query, key, const = query.movedim(-1, 0), key.movedim(-1, 0)[:, :, None], const[..., 0]
@@ -199,9 +199,10 @@ def columns(
         if M.ndim == 5:  # D^T M D sees the symmetric part alone
             M = (M + M.transpose(0, 1)) / 2
         M, g = M * fit.square(), g * fit
-        error = _error(M, g, r if mask is None else torch.where(mask[:, None], r, 0.0), dtype)
+        estimate = _error(M, g, r if mask is None else torch.where(mask[:, None], r, 0.0), dtype)
+        error, whole = torch.stack([estimate, (r == r.round()).all().to(wide)]).tolist()
         if dtype == torch.float32:
-            query, key, const = _split32(M, g, r)
+            query, key, const = _split32(M, g, r, bool(whole))
         else:
             query, key, const = psi(M, g, r), phi(r, M), constant(M, g, r)
             if wide != dtype:

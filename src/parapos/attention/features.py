@@ -21,21 +21,24 @@ from torch import Tensor
 from . import blockwise
 from .columns import columns, moment_basis, moment_gradients
 from .terms import Distance, Polynomial, Quadratic, Table, Term
+from .windows import ALIGN, windows
 
 CHUNK_BYTES = 8 * 2**20  # widened q, k, v alive at one time
+SMALL = 512  # up to so many tokens it costs less to form the scores of a term than to widen heads
+QUERIES = 512  # rows of queries that share a range of keys; ranges pay from four such blocks on
+HIDDEN = -1e30  # what a hidden key holds in the column that hides it, in float32
 # Errors of a logit that columns may bring, each below what rounding q and k brings in that type; else blockwise.
 ERRORS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1.5e-3, torch.bfloat16: 0.05}
 
 
-def separable(terms: Sequence[Term], dtype: torch.dtype) -> bool:
+def separable(terms: Sequence[Term], q: Tensor) -> bool:
     """Whether these terms become columns. Polynomials only do in float64: no split saves their digits."""
-    kinds = (Quadratic, Polynomial) if dtype == torch.float64 else (Quadratic,)
-    return len(terms) == 1 and isinstance(terms[0], kinds)
+    kinds = (Quadratic, Polynomial) if q.dtype == torch.float64 else (Quadratic,)
+    return len(terms) == 1 and isinstance(terms[0], kinds) and q.shape[2] > SMALL
 
 
 def widths(q: Tensor, v: Tensor, term: Term) -> tuple[int, int]:
-    """Extra columns of a separable term, and the width of the heads that carry them."""
-    half = torch.promote_types(q.dtype, torch.float32) != q.dtype
+    """The most columns that a separable term may need, and the width of the heads that carry them."""
     if isinstance(term, Polynomial):
         below = {b for a in term.exponents for b in product(*(range(n + 1) for n in a))}
         extra = len(below) - 1
@@ -44,9 +47,15 @@ def widths(q: Tensor, v: Tensor, term: Term) -> tuple[int, int]:
         p = term.r.shape[-1]
         full = term.M is not None and term.M.ndim == 5
         extra = p * (p + 1) // 2 + p if full else p + 1
-        extra = extra if q.dtype == torch.float64 else 3 * extra + (0 if half else 1)
+        extra = extra if q.dtype == torch.float64 else 3 * extra + (2 if q.dtype == torch.float32 else 0)
     extra += 0 if term.unplaced is False else 1 if q.dtype == torch.float64 else 2
-    return extra, -(-max(extra + q.shape[-1], v.shape[-1]) // 8) * 8
+    return extra, _rounded(extra, q, v)
+
+
+def _rounded(extra: int, q: Tensor, v: Tensor) -> int:
+    """Head width for so many extra columns: fused kernels like multiples of 8, CPU ones of 16."""
+    unit = 16 if q.device.type == "cpu" else 8
+    return -(-max(extra + q.shape[-1], v.shape[-1]) // unit) * unit
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -73,39 +82,54 @@ def _part(term: Quadratic | Polynomial, samples: slice, heads: slice) -> Quadrat
     return replace(term, r=term.r[samples] if term.r.shape[0] > 1 else term.r, **learned)
 
 
+def _thin(keys: int) -> bool:
+    """The CPU kernel works in blocks of 512 keys and 32, 64 or 256 queries. A thin last block is multiplied by code
+    that sums in another order, which is not exact in float32."""
+    return 0 < keys % 512 < 12
+
+
+def _windows(
+    q: Tensor, k: Tensor, term: Term, mask: Tensor | None, scale: float, blocks: Sequence[slice]
+) -> list[list[tuple[int, int]]] | None:
+    """`windows`, where skipping keys may pay for finding out which."""
+    return (
+        windows(q, k, term, mask, scale, blocks) if isinstance(term, Quadratic) and q.shape[2] > 4 * QUERIES else None
+    )
+
+
 def _separable(
     q: Tensor, k: Tensor, v: Tensor, term: Quadratic | Polynomial, mask: Tensor | None, scale: float
 ) -> Tensor:
     """Widen and attend, a few samples or heads at a time, in buffers that are made once."""
     batch, heads, n, h = q.shape
     w = v.shape[-1]
-    extra, width = widths(q, v, term)
     rows = n
-    while q.dtype == torch.float32 and not q.is_cuda and (0 < rows % 512 < 12 or 0 < rows % 32 < 4):
-        # The CPU kernel works in blocks of 512 keys and 32, 64 or 256 queries. A thin last block is
-        # multiplied by code that sums in another order, which is not exact; hidden tokens fill it up.
-        rows += 1
-    # float32 is exact if the columns are summed first; half precision rounds less if they come last.
-    first, second = slice(0, extra), slice(extra, extra + h)
-    if q.dtype in (torch.float16, torch.bfloat16):
-        first, second = slice(h, h + extra), slice(0, h)
-    visible = mask if mask is None or rows == n else F.pad(mask, (0, rows - n))
-    hidden = None
-    if mask is None and rows > n:
-        hidden = q.new_zeros(rows).masked_fill_(torch.arange(rows, device=q.device) >= n, -torch.inf)[None, None, None]
-    per_head = 3 * rows * width * q.element_size()
-    few_heads = max(1, min(heads, CHUNK_BYTES // per_head))
-    few = max(1, min(batch, CHUNK_BYTES // (per_head * heads)))
+    while q.dtype == torch.float32 and not q.is_cuda and (_thin(rows) or 0 < rows % 32 < 4):
+        rows += 1  # hidden tokens
+    hiding = q.dtype == torch.float32 and (rows > n or mask is not None)  # by a column, which costs less than a mask
     buffers = q.new_empty(0)
     out = q.new_empty((batch, heads, n, w))
+    row_bytes = 3 * rows * q.element_size()
+    few = max(1, min(batch, CHUNK_BYTES // (row_bytes * widths(q, v, term)[1] * heads)))
     for i in range(0, batch, few):
         samples = slice(i, min(i + few, batch))
-        seen = None if visible is None else visible[samples]
-        query, key, error = columns(_part(term, samples, slice(None)), None if mask is None else mask[samples], q.dtype)
-        if error is not None and not error.item() * scale <= ERRORS[q.dtype]:
+        seen = None if mask is None else mask[samples]
+        some = _part(term, samples, slice(None))
+        query, key, error = columns(some, seen, q.dtype)
+        if not error * scale <= ERRORS[q.dtype]:
             return blockwise.forward(q, k, v, [term], mask, scale)
-        if not buffers.numel():  # only now: the columns have freed what they were made from
+        extra = query.shape[-1] + hiding
+        width = _rounded(extra, q, v)
+        # float32 is exact if the columns are summed first; half precision rounds less if they come last.
+        half = q.dtype in (torch.float16, torch.bfloat16)
+        first = slice(h, h + extra) if half else slice(int(hiding), extra)
+        second = slice(0, h) if half else slice(extra, extra + h)
+        few_heads = max(1, min(heads, CHUNK_BYTES // (row_bytes * width)))
+        if buffers.shape[-1] != width:  # only now: the columns have freed what they were made from
             buffers = q.new_zeros((3, few, few_heads, rows, width))
+        starts = range(0, max(1, rows - QUERIES // 2), QUERIES)
+        blocks = [slice(x, rows if x == starts[-1] else x + QUERIES) for x in starts]
+        seen_keys = _windows(q[samples], k[samples], some, seen, scale, blocks)
         for j in range(0, heads, few_heads):
             part = (samples, slice(j, min(j + few_heads, heads)))
             a, b, c = buffers[:, : part[0].stop - i, : part[1].stop - j]
@@ -114,13 +138,25 @@ def _separable(
             b[..., :n, first] = key[:, None]
             b[..., :n, second] = k[part]
             c[..., :n, :w] = v[part]
-            if mask is not None:
+            if seen is not None:
                 for x in (b, c):
-                    x[..., :n, :].masked_fill_(~mask[samples][:, None, :, None], 0.0)
-            if hidden is None:
-                out[part] = _fused(a, b, c, seen, scale)[..., :n, :w]
-            else:
-                out[part] = F.scaled_dot_product_attention(a, b, c, attn_mask=hidden, scale=scale)[..., :n, :w]
+                    x[..., :n, :].masked_fill_(~seen[:, None, :, None], 0.0)
+            if hiding:
+                a[..., 0] = 1.0
+                b[..., 0] = 0.0
+                b[..., n:, 0] = HIDDEN
+                if seen is not None:
+                    b[..., :n, 0].masked_fill_(~seen[:, None, :], HIDDEN)
+            if seen_keys is None:
+                out[part] = _fused(a, b, c, None if hiding else seen, scale)[..., :n, :w]
+                continue
+            for index, queries in enumerate(blocks):
+                ranges = [head[index] for head in seen_keys[part[1]]]
+                start, end = min(x for x, _ in ranges), min(max(x for _, x in ranges), rows)
+                keys = slice(max(0, start - ALIGN) if _thin(end - start) else start, end)
+                visible = None if hiding or seen is None else seen[:, keys]
+                block = _fused(a[:, :, queries], b[:, :, keys], c[:, :, keys], visible, scale)
+                out[part][:, :, queries] = block[:, :, : n - queries.start, :w]
     return out
 
 
@@ -136,8 +172,8 @@ def _separable_backward(
     size = n * n * dtype.itemsize
     few_heads = max(1, min(heads, blockwise.BLOCK_BYTES // size))
     few = max(1, min(batch, blockwise.BLOCK_BYTES // (size * heads)))
-    blocks = -(-n * few_heads * n * dtype.itemsize // max(blockwise.BLOCK_BYTES, 16 * n * dtype.itemsize))
-    rows_at_once = -(-n // blocks)  # equal blocks: a thin last one would not be exact
+    count = -(-n * few_heads * n * dtype.itemsize // max(blockwise.BLOCK_BYTES, 16 * n * dtype.itemsize))
+    rows_at_once = -(-n // count)  # equal blocks: a thin last one would not be exact
     for i in range(0, batch, few):
         samples = slice(i, min(i + few, batch))
         seen = None if mask is None else mask[samples]
@@ -147,7 +183,7 @@ def _separable_backward(
             some = _part(term, *part)
             assert isinstance(some, Quadratic)
             query, key, error = columns(some, seen, dtype)
-            if error is not None and not error.item() * scale <= ERRORS[dtype]:
+            if not error * scale <= ERRORS[dtype]:
                 return None
             keys, values = (x[part].to(dtype) for x in (k, v))
             if hidden is not None:
@@ -155,22 +191,25 @@ def _separable_backward(
             wide_k = torch.cat([key[:, None].expand(*keys.shape[:2], -1, -1), keys], dim=-1).transpose(-1, -2)
             sum_k, sum_v = torch.zeros_like(keys), torch.zeros_like(values)
             monomials, moments = moment_basis(some.r, seen), []
-            for start in range(0, n, rows_at_once):
-                rows = slice(start, min(start + rows_at_once, n))
+            blocks = [slice(x, min(x + rows_at_once, n)) for x in range(0, n, rows_at_once)]
+            ranges = _windows(q[part], keys, some, seen, scale, blocks) or [[(0, n)] * len(blocks)]
+            for index, rows in enumerate(blocks):
+                near = slice(min(head[index][0] for head in ranges), min(max(head[index][1] for head in ranges), n))
                 queries, dy = (x[part][:, :, rows].to(dtype) for x in (q, dout))
-                scores = (torch.cat([query[:, :, rows], queries], dim=-1) @ wide_k).mul_(scale)
+                scores = (torch.cat([query[:, :, rows], queries], dim=-1) @ wide_k[..., near]).mul_(scale)
                 if hidden is not None:
-                    scores.masked_fill_(hidden, -torch.inf)
+                    scores.masked_fill_(hidden[..., near], -torch.inf)
                 weights = scores.softmax(-1)
                 del scores
                 if seen is not None:  # a sample without keys
                     weights.masked_fill_(~seen.any(-1)[:, None, None, None], 0.0)
-                sum_v += weights.transpose(-1, -2) @ dy
-                ds = torch.ops.aten._softmax_backward_data(dy @ values.transpose(-1, -2), weights, -1, dtype)
-                del weights
-                moments.append(ds.double() @ monomials)
-                dq[part][:, :, rows] = (ds @ keys).mul_(scale)
-                sum_k += ds.transpose(-1, -2) @ queries
+                sum_v[:, :, near] += weights.transpose(-1, -2) @ dy
+                dweights = dy @ values[:, :, near].transpose(-1, -2)
+                ds = torch.ops.aten._softmax_backward_data(dweights, weights, -1, dtype)
+                del weights, dweights
+                moments.append(ds.double() @ monomials[:, :, near])
+                dq[part][:, :, rows] = (ds @ keys[:, :, near]).mul_(scale)
+                sum_k[:, :, near] += ds.transpose(-1, -2) @ queries
             dk[part], dv[part] = sum_k.mul_(scale), sum_v
             for name, value in moment_gradients(some, seen, torch.cat(moments, dim=2) * scale).items():
                 grads[name][part] = value.to(grads[name].dtype)
@@ -221,7 +260,7 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, tensors: list[Tensor], spec: str
 ) -> Tensor:
     terms = _unpack(tensors, spec)
-    if separable(terms, q.dtype):
+    if separable(terms, q):
         assert isinstance(terms[0], (Quadratic, Polynomial))
         return _separable(q, k, v, terms[0], mask, scale)
     return blockwise.forward(q, k, v, terms, mask, scale)
@@ -240,7 +279,7 @@ def _attention_backward(
     wanted = [entry[2] for entry in _parse(spec)]
     terms = _unpack(tensors, spec)
     found = None
-    if separable(terms, q.dtype) and isinstance(terms[0], Quadratic):
+    if separable(terms, q) and isinstance(terms[0], Quadratic):
         found = _separable_backward(dout, q, k, v, terms[0], mask, scale)
     if found is None:
         dq, dk, dv, grads = blockwise.backward(dout, q, k, v, terms, mask, scale, wanted)

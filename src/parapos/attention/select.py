@@ -57,19 +57,22 @@ def _features_method(call: Call) -> str:
     if not call.terms:
         return "PyTorch fused attention, no score terms"
     names = " + ".join(type(term).__name__ for term in call.terms)
-    if features.separable(call.terms, call.q.dtype):
-        extra, width = features.widths(call.q, call.v, call.terms[0])
-        digits = "" if call.q.dtype == torch.float64 else ", split in high and low parts,"
-        blocks = "" if call.q.dtype == torch.float64 else "; dense in blocks of queries if that would cost accuracy"
-        return f"{names} as {extra} extra query/key columns{digits} in PyTorch fused attention of width {width}{blocks}"
-    return f"{names} evaluated densely in blocks of queries"
+    if not features.separable(call.terms, call.q):
+        return f"{names} formed in blocks of queries, which PyTorch fused attention adds to its scores"
+    extra, width = features.widths(call.q, call.v, call.terms[0])
+    text = f"{names} as at most {extra} extra query/key columns in PyTorch fused attention of width {width}"
+    if call.q.dtype != torch.float64:
+        text += "; formed in blocks of queries where columns would cost accuracy"
+    if call.q.shape[2] > 4 * features.QUERIES:
+        text += "; keys too far away to have a weight are skipped"
+    return text
 
 
 def _features_memory(call: Call) -> int:
     out = call.q[..., :1].numel() * call.v.shape[-1] * call.q.element_size()
     if not call.terms:
         return out
-    if features.separable(call.terms, call.q.dtype):
+    if features.separable(call.terms, call.q):
         extra, width = features.widths(call.q, call.v, call.terms[0])
         per_head = 3 * call.q.shape[2] * width * call.q.element_size()
         total = per_head * call.q.shape[0] * call.q.shape[1]

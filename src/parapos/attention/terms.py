@@ -57,12 +57,10 @@ class Quadratic:
 
     def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, f, N)
         d = difference(self.r, self.at, dtype)
-        parts = [d] if self.g is not None else []
-        if self.M is not None and self.M.ndim == 3:
-            parts.append(d.square().sum(-1, keepdim=True))
-        elif self.M is not None:
-            parts.append((d[..., :, None] * d[..., None, :]).flatten(-2))
-        return torch.cat(parts, dim=-1).transpose(-1, -2)
+        parts = list(d) if self.g is not None else []
+        if self.M is not None:
+            parts += [d.square().sum(0)] if self.M.ndim == 3 else [u * v for u in d for v in d]
+        return torch.stack(parts, dim=2)
 
     def scores(self, dtype: torch.dtype) -> Tensor:
         parts = [self.g] if self.g is not None else []
@@ -126,7 +124,7 @@ class Distance:
     learned: ClassVar[tuple[str, ...]] = ("slopes",)
 
     def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, 1, N)
-        return torch.linalg.vector_norm(difference(self.r, self.at, dtype), dim=-1)[:, :, None, :]
+        return torch.linalg.vector_norm(difference(self.r, self.at, dtype), dim=0)[:, :, None, :]
 
     def scores(self, dtype: torch.dtype) -> Tensor:
         return -self.slopes.to(dtype)[:, None, None] * self.basis(dtype).transpose(1, 2)
