@@ -38,29 +38,50 @@ def _scaled(terms: Sequence[Term], scale: float) -> list[Term]:
     return out
 
 
-def _bias(terms: Sequence[Term], mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+class Bases:
+    """Basis functions of the terms for a block of queries, kept while they are the same for all samples."""
+
+    def __init__(self, terms: Sequence[Term], dtype: torch.dtype) -> None:
+        self.dtype, self.rows = dtype, slice(0)
+        self.shared = all(isinstance(term, Table) or term.r.shape[0] == 1 for term in terms)
+
+    def __call__(self, terms: Sequence[Term], rows: slice) -> list[Tensor | None]:
+        if not self.shared or rows != self.rows:
+            self.found = [None if isinstance(term, Table) else term.basis(self.dtype) for term in terms]
+            self.rows = rows
+        return self.found
+
+
+def _bias(terms: Sequence[Term], bases: Sequence[Tensor | None], mask: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Sum of the terms' scores with -inf for padding: (B or 1, H or 1, n, N)."""
-    bias = terms[0].scores(dtype)
-    for term in terms[1:]:
-        bias = bias + term.scores(dtype)
+    bias = terms[0].scores(dtype, bases[0])
+    for term, basis in zip(terms[1:], bases[1:], strict=True):
+        bias = bias + term.scores(dtype, basis)
     return bias if mask is None else torch.where(mask[:, None, None, :], bias, -torch.inf)
 
 
-def _weights(q: Tensor, k: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Attention weights (B, H, n, N) of some query rows."""
-    scores = (q @ k.transpose(-1, -2)).mul_(scale).add_(bias)
-    empty = scores.amax(-1, keepdim=True) == -torch.inf
-    return torch.softmax(scores, -1, out=scores).masked_fill_(empty, 0.0)
+def empty(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    """(B, H, N, width), laid out as (B, N, H, width): the next to come are reshapes to (B, N, H width), now free."""
+    b, h, n, _ = like.shape
+    return like.new_empty((b, n, h, width), dtype=dtype).transpose(1, 2)
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor, some: bool) -> Tensor:
+    """Attention weights (B, H, n, N) of some query rows, which are scaled. `some`: every row is known to see a key."""
+    scores = (q @ k.transpose(-1, -2)).add_(bias)
+    none = None if some else scores.amax(-1, keepdim=True) == -torch.inf
+    weights = torch.softmax(scores, -1, out=scores)
+    return weights if none is None else weights.masked_fill_(none, 0.0)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, some: bool) -> Tensor:
-    """PyTorch's fused attention with a mask of numbers. `some`: every row is known to see a key."""
-    empty = None
+    """PyTorch's fused attention with a mask of numbers."""
+    none = None
     if not some:
-        empty = bias.amax(-1, keepdim=True) == -torch.inf
-        bias = bias.masked_fill(empty, 0.0)
+        none = bias.amax(-1, keepdim=True) == -torch.inf
+        bias = bias.masked_fill(none, 0.0)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
-    return out if empty is None else out.masked_fill_(empty, 0.0)
+    return out if none is None else out.masked_fill_(none, 0.0)
 
 
 def _clear(mask: Tensor | None, *tensors: Tensor) -> list[Tensor]:
@@ -71,6 +92,11 @@ def _clear(mask: Tensor | None, *tensors: Tensor) -> list[Tensor]:
 def _constant(term: Term) -> bool:
     """Whether a term's scores are the same for all samples."""
     return isinstance(term, Table | Distance) and (term.bias if isinstance(term, Table) else term.r).shape[0] == 1
+
+
+def _some(terms: Sequence[Term], mask: Tensor | None) -> bool:
+    """Whether every row is known to see a key."""
+    return mask is None and not any(isinstance(term, Table) for term in terms)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:
@@ -84,19 +110,20 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor
         most = max(q.shape[-1], width)
         q, k, v = (F.pad(x, (0, most - x.shape[-1])) for x in (q, k, v))
     terms = _scaled(terms, scale)
-    out = q.new_empty((*q.shape[:-1], width))
+    out = empty(q, width)
     batch, heads, n, _ = q.shape
-    some = mask is None and not any(isinstance(term, Table) for term in terms)
+    some = _some(terms, mask)
     constant = fused and mask is None and all(_constant(term) for term in terms)
+    bases = Bases(terms, dtype)
     for samples, rows in blocks(1 if constant else batch, heads, n, dtype.itemsize):
         if constant:
             samples = slice(0, batch)
         part = [term.take(samples, rows) for term in terms]
-        bias = _bias(part, None if mask is None else mask[samples], dtype)
+        bias = _bias(part, bases(part, rows), None if mask is None else mask[samples], dtype)
         if fused:
             out[samples, :, rows] = _fused(q[samples, :, rows], k[samples], v[samples], bias, scale, some)[..., :width]
         else:
-            weights = _weights(q[samples, :, rows].to(dtype), k[samples], bias, scale)
+            weights = _weights(q[samples, :, rows].to(dtype) * scale, k[samples], bias, some)
             out[samples, :, rows] = (weights @ v[samples]).to(q.dtype)
     return out
 
@@ -113,30 +140,34 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[dict[str, Tensor]]]:
     """Gradients of q, k, v and of each term's wanted tensors, from weights computed anew per block."""
     dtype = torch.promote_types(q.dtype, torch.float32)
-    k, v = _clear(mask, k.to(dtype), v.to(dtype))
-    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    # Every tensor meets two products, each of which would copy what is not contiguous.
+    k, v = _clear(mask, *(x.to(dtype).contiguous() for x in (k, v)))
+    dq, dk, dv = empty(q, q.shape[-1]), *(empty(x, x.shape[-1], dtype).zero_() for x in (k, v))
     grads: list[dict[str, Tensor]] = [
         {name: torch.zeros_like(getattr(term, name), dtype=dtype) for name in names}
         for term, names in zip(terms, wanted, strict=True)
     ]
     batch, heads, n, _ = q.shape
-    scaled = _scaled(terms, scale)
+    scaled, bases = _scaled(terms, scale), Bases(terms, dtype)
     for samples, rows in blocks(batch, heads, n, dtype.itemsize):
         part = [term.take(samples, rows) for term in scaled]
-        queries, dy = q[samples, :, rows].to(dtype), dout[samples, :, rows].to(dtype)
-        weights = _weights(queries, k[samples], _bias(part, None if mask is None else mask[samples], dtype), scale)
+        queries = (q[samples, :, rows].to(dtype) * scale).contiguous()
+        dy = dout[samples, :, rows].to(dtype).contiguous()
+        known = bases(part, rows)
+        bias = _bias(part, known, None if mask is None else mask[samples], dtype)
+        weights = _weights(queries, k[samples], bias, _some(terms, mask))
         dv[samples] += weights.transpose(-1, -2) @ dy
         ds = dy @ v[samples].transpose(-1, -2)  # gradient of the weights, then of the scores
         ds = torch.ops.aten._softmax_backward_data(ds, weights, -1, dtype)
-        for term, grad in zip(part, grads, strict=True):
-            values = term.gradients(ds) if grad else {}
+        for term, basis, grad in zip(part, known, grads, strict=True):
+            values = term.gradients(ds, basis) if grad else {}
             for name, whole in grad.items():
                 if whole.ndim == 1:
                     whole += values[name]
                 else:
                     (whole[samples] if whole.shape[0] > 1 else whole)[:, :, rows] += values[name]
         dq[samples, :, rows] = (ds @ k[samples]).mul_(scale)
-        dk[samples] += (ds.transpose(-1, -2) @ queries).mul_(scale)
+        dk[samples] += ds.transpose(-1, -2) @ queries
     for term, grad in zip(terms, grads, strict=True):
         if term.scaled:
             for value in grad.values():

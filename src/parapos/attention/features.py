@@ -108,7 +108,7 @@ def _separable(
         rows += 1  # hidden tokens
     hiding = q.dtype == torch.float32 and (rows > n or mask is not None)  # by a column, which costs less than a mask
     buffers = q.new_empty(0)
-    out = q.new_empty((batch, heads, n, w))
+    out = blockwise.empty(q, w)
     row_bytes = 3 * rows * q.element_size()
     few = max(1, min(batch, CHUNK_BYTES // (row_bytes * widths(q, v, term)[1] * heads)))
     for i in range(0, batch, few):
@@ -166,7 +166,7 @@ def _separable_backward(
     """Gradients of q, k, v and the term's tensors, in float32 at least; None where columns are not exact enough."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     batch, heads, n, _ = q.shape
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dq, dk, dv = (blockwise.empty(x, x.shape[-1]) for x in (q, k, v))
     grads = {name: torch.empty_like(x) for name in term.learned if (x := getattr(term, name)) is not None}
     grads = {name: x.contiguous() for name, x in grads.items()}
     size = n * n * dtype.itemsize
@@ -240,7 +240,7 @@ def _pack(terms: Sequence[Term]) -> tuple[list[Tensor], str]:
     return tensors, "&".join(entries)
 
 
-def _parse(spec: str) -> list[tuple[str, list[str], list[str], dict[str, Any]]]:
+def parse(spec: str) -> list[tuple[str, list[str], list[str], dict[str, Any]]]:
     """Per term: its name, its tensors' fields, those that want a gradient, and its other fields."""
     parsed = []
     for entry in spec.split("&"):
@@ -252,7 +252,7 @@ def _parse(spec: str) -> list[tuple[str, list[str], list[str], dict[str, Any]]]:
 
 def _unpack(tensors: Sequence[Tensor], spec: str) -> list[Term]:
     flat = iter(tensors)
-    return [_TERMS[name](**values, **{slot: next(flat) for slot in slots}) for name, slots, _, values in _parse(spec)]
+    return [_TERMS[name](**values, **{slot: next(flat) for slot in slots}) for name, slots, _, values in parse(spec)]
 
 
 @torch.library.custom_op("parapos::attention", mutates_args=())
@@ -268,7 +268,7 @@ def _attention(
 
 @_attention.register_fake
 def _(q, k, v, mask, scale, tensors, spec):  # type: ignore[no-untyped-def]
-    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return blockwise.empty(q, v.shape[-1])
 
 
 @torch.library.custom_op("parapos::attention_backward", mutates_args=())
@@ -276,7 +276,7 @@ def _attention_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, tensors: list[Tensor], spec: str
 ) -> list[Tensor]:
     """Gradients of q, k, v and of each tensor; an empty tensor stands for none."""
-    wanted = [entry[2] for entry in _parse(spec)]
+    wanted = [entry[2] for entry in parse(spec)]
     terms = _unpack(tensors, spec)
     found = None
     if separable(terms, q) and isinstance(terms[0], Quadratic):
@@ -285,18 +285,19 @@ def _attention_backward(
         dq, dk, dv, grads = blockwise.backward(dout, q, k, v, terms, mask, scale, wanted)
     else:
         dq, dk, dv, grads = *found[:3], [{name: x for name, x in found[3].items() if name in wanted[0]}]
-    out, flat = [dq, dk, dv], iter(tensors)
-    for entry, grad in zip(_parse(spec), grads, strict=True):
+    out: list[Tensor] = []
+    flat = iter(tensors)
+    for entry, grad in zip(parse(spec), grads, strict=True):
         for slot in entry[1]:
             value = next(flat)
             out.append(grad[slot].to(value.dtype) if slot in grad else value.new_empty(0))
-    return [x.contiguous() for x in out]
+    return [dq, dk, dv, *(x.contiguous() for x in out)]
 
 
 @_attention_backward.register_fake
 def _(dout, q, k, v, mask, scale, tensors, spec):  # type: ignore[no-untyped-def]
-    out, flat = [x.new_empty(x.shape) for x in (q, k, v)], iter(tensors)
-    for _, slots, wanted, _ in _parse(spec):
+    out, flat = [blockwise.empty(x, x.shape[-1]) for x in (q, k, v)], iter(tensors)
+    for _, slots, wanted, _ in parse(spec):
         for slot in slots:
             value = next(flat)
             out.append(value.new_empty(value.shape if slot in wanted else 0))

@@ -2,8 +2,8 @@
 
 B batch, H heads, N tokens, n query rows, p position dims, f basis functions. D = r_j - r_i.
 Every term is linear in its coefficients, scores_ij = sum_f coefficient_if * basis_f(D_ij), and offers
-- `scores(dtype)`: (B or 1, H, n, N), dense: the definition;
-- `gradients(ds)`: the gradients of its `learned` tensors, given that of the scores;
+- `scores(dtype, basis)`: (B or 1, H, n, N), dense: the definition; a basis that is there already may be given;
+- `gradients(ds, basis)`: the gradients of its `learned` tensors, given that of the scores;
 - `take(batch, rows)`: itself for some samples and some query rows (`at` then holds those rows' positions).
 Where query or key has no position (NaN), D counts as 0 and so does the score.
 `scaled` terms belong to q.k and share its factor; the others are added after scaling.
@@ -62,14 +62,14 @@ class Quadratic:
             parts += [d.square().sum(0)] if self.M.ndim == 3 else [u * v for u in d for v in d]
         return torch.stack(parts, dim=2)
 
-    def scores(self, dtype: torch.dtype) -> Tensor:
+    def scores(self, dtype: torch.dtype, basis: Tensor | None = None) -> Tensor:
         parts = [self.g] if self.g is not None else []
         if self.M is not None:
             parts.append(self.M[..., None] if self.M.ndim == 3 else self.M.flatten(-2))
-        return contract(torch.cat(parts, dim=-1).to(dtype), self.basis(dtype))
+        return contract(torch.cat(parts, dim=-1).to(dtype), self.basis(dtype) if basis is None else basis)
 
-    def gradients(self, ds: Tensor) -> dict[str, Tensor]:
-        grad = project(ds, self.basis(ds.dtype))
+    def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
+        grad = project(ds, self.basis(ds.dtype) if basis is None else basis)
         p = 0 if self.g is None else self.g.shape[-1]
         out = {} if self.g is None else {"g": grad[..., :p]}
         if self.M is not None:
@@ -103,11 +103,11 @@ class Polynomial:
         d = difference(self.r, self.at, dtype)
         return torch.stack([monomial(d, e) for e in self.exponents], dim=-2)
 
-    def scores(self, dtype: torch.dtype) -> Tensor:
-        return contract(self.c.to(dtype), self.basis(dtype))
+    def scores(self, dtype: torch.dtype, basis: Tensor | None = None) -> Tensor:
+        return contract(self.c.to(dtype), self.basis(dtype) if basis is None else basis)
 
-    def gradients(self, ds: Tensor) -> dict[str, Tensor]:
-        return {"c": project(ds, self.basis(ds.dtype))}
+    def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
+        return {"c": project(ds, self.basis(ds.dtype) if basis is None else basis)}
 
     take = _take
 
@@ -126,11 +126,11 @@ class Distance:
     def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, 1, N)
         return torch.linalg.vector_norm(difference(self.r, self.at, dtype), dim=0)[:, :, None, :]
 
-    def scores(self, dtype: torch.dtype) -> Tensor:
-        return -self.slopes.to(dtype)[:, None, None] * self.basis(dtype).transpose(1, 2)
+    def scores(self, dtype: torch.dtype, basis: Tensor | None = None) -> Tensor:
+        return -self.slopes.to(dtype)[:, None, None] * (self.basis(dtype) if basis is None else basis).transpose(1, 2)
 
-    def gradients(self, ds: Tensor) -> dict[str, Tensor]:
-        return {"slopes": -project(ds, self.basis(ds.dtype)).sum((0, 2, 3))}
+    def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
+        return {"slopes": -project(ds, self.basis(ds.dtype) if basis is None else basis).sum((0, 2, 3))}
 
     take = _take
 
@@ -148,10 +148,10 @@ class Table:
         if not 0 < self.weight < math.inf:
             raise ValueError(f"Table.weight must be positive and finite, got {self.weight}")
 
-    def scores(self, dtype: torch.dtype) -> Tensor:
+    def scores(self, dtype: torch.dtype, basis: Tensor | None = None) -> Tensor:
         return self.bias.to(dtype) * self.weight
 
-    def gradients(self, ds: Tensor) -> dict[str, Tensor]:
+    def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
         summed = [i for i in (0, 1) if self.bias.shape[i] == 1]
         return {"bias": (ds.sum(summed, keepdim=True) if summed else ds) * self.weight}
 
