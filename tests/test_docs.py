@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parapos.report import claims
+from parapos.report import claims, support
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
@@ -36,6 +36,13 @@ def test_claims_table_is_the_codes() -> None:
     found = re.search(r"<!-- claims -->\n(.*?)\n<!-- /claims -->", text, re.S)
     assert found
     assert found[1] == claims.table()
+
+
+def test_support_matrix_is_the_codes() -> None:
+    text = (ROOT / "docs/kernels.md").read_text()
+    found = re.search(r"<!-- support -->\n(.*?)\n<!-- /support -->", text, re.S)
+    assert found
+    assert found[1] == support.table()
 
 
 def test_quirks_table_is_the_codes() -> None:

@@ -31,6 +31,7 @@ NAMES = {
     "create_model",
     "event_positions",
     "explain",
+    "fold",
     "grid_positions",
     "interop",
     "list_encodings",

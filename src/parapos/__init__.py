@@ -12,7 +12,7 @@ from .attention import (
     explain,
 )
 from .blocks import Attention, Block, Encoder
-from .encodings import Encoding, create_encoding, list_encodings
+from .encodings import Encoding, create_encoding, fold, list_encodings
 from .models import ViT, create_model, list_models
 from .positions import Positions, event_positions, grid_positions, point_positions, tubelet_positions
 
@@ -36,6 +36,7 @@ __all__ = [
     "create_model",
     "event_positions",
     "explain",
+    "fold",
     "grid_positions",
     "interop",
     "list_encodings",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import blockwise, features, reference
+from . import blockwise, features, flex, reference
 from .basis import no_autocast
 from .terms import Polynomial, Quadratic, Table, Term
 
@@ -30,23 +33,37 @@ class Call:
     mask: Tensor | None
     return_weights: bool = False
 
+    @property
+    def needs_grad(self) -> bool:
+        learned = (getattr(term, name) for term in self.terms for name in term.learned)
+        tensors = (self.q, self.k, self.v, *learned)
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
 
 @dataclass(frozen=True)
 class Kernel:
-    """refuse: the reason why a call cannot be served, or None. method: what would happen, in words."""
+    """refuse: the reason why a call cannot be served, or None. method: what would happen, in words.
+
+    fused: no N x N tensor is formed. automatic: `auto` may take it.
+    """
 
     name: str
     fused: bool
     refuse: Callable[[Call], str | None]
     method: Callable[[Call], str]
     memory: Callable[[Call], int]
+    run: Callable[[Tensor, Tensor, Tensor, Sequence[Term], Tensor | None, float], Tensor]
+    automatic: bool = True
+
+
+WEIGHTS = "a fused kernel never forms the attention weights"
 
 
 def _features_refuse(call: Call) -> str | None:
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return "a function transform or forward-mode differentiation is active"
     if call.return_weights:
-        return "a fused kernel never forms the attention weights"
+        return WEIGHTS
     for term in call.terms:
         if not isinstance(term, Table) and term.r.requires_grad:
             return "the positions require a gradient"
@@ -56,7 +73,7 @@ def _features_refuse(call: Call) -> str | None:
 def _features_method(call: Call) -> str:
     if not call.terms:
         return "PyTorch fused attention, no score terms"
-    names = " + ".join(type(term).__name__ for term in call.terms)
+    names = _names(call)
     if not features.separable(call.terms, call.q):
         return f"{names} formed in blocks of queries, which PyTorch fused attention adds to its scores"
     extra, width = features.widths(call.q, call.v, call.terms[0])
@@ -69,7 +86,7 @@ def _features_method(call: Call) -> str:
 
 
 def _features_memory(call: Call) -> int:
-    out = call.q[..., :1].numel() * call.v.shape[-1] * call.q.element_size()
+    out = _output(call)
     if not call.terms:
         return out
     if features.separable(call.terms, call.q):
@@ -99,16 +116,61 @@ def _dense_memory(call: Call) -> int:
     return scores * max(4, call.q.element_size()) * (3 + len(call.terms)) + _basis_memory(call, call.q.shape[2])
 
 
+def _triton() -> Any:
+    """The module is loaded when a call may need it: it loads Triton."""
+    return import_module(".triton", __package__)
+
+
+def _triton_refuse(call: Call) -> str | None:
+    if call.return_weights:
+        return WEIGHTS
+    if not call.q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
+        return f"it runs on GPUs, q is on {call.q.device.type}"
+    return _triton().refuse(call.q, call.k, call.v, call.terms, call.mask, call.needs_grad)
+
+
+def _flex_refuse(call: Call) -> str | None:
+    if call.return_weights:
+        return WEIGHTS
+    return flex.refuse(call.q, call.k, call.v, call.terms, call.mask, call.needs_grad)
+
+
+def _names(call: Call) -> str:
+    return " + ".join(type(term).__name__ for term in call.terms) or "no score terms"
+
+
+def _output(call: Call) -> int:
+    return call.q[..., 0].numel() * call.v.shape[-1] * call.q.element_size()
+
+
 KERNELS = {
     kernel.name: kernel
     for kernel in (  # in order of preference
-        Kernel("features", True, _features_refuse, _features_method, _features_memory),
+        Kernel(
+            "triton",
+            True,
+            _triton_refuse,
+            lambda call: f"one fused Triton kernel, {_names(call)} computed inside it",
+            lambda call: _output(call) + 4 * call.q[..., 0].numel(),
+            lambda *args: _triton().attention(*args),
+        ),
+        Kernel("features", True, _features_refuse, _features_method, _features_memory, features.attention),
+        Kernel(
+            "flex",
+            True,
+            _flex_refuse,
+            lambda call: f"PyTorch FlexAttention, {_names(call)} computed inside it; compiled when first called",
+            _output,
+            flex.attention,
+            automatic=False,
+        ),
         Kernel(
             "reference",
             False,
             lambda call: None,
             lambda call: "dense attention in plain operations, all N x N scores in memory",
             _dense_memory,
+            lambda *args: reference.attention(*args)[0],
         ),
     )
 }
@@ -145,7 +207,7 @@ def _choose(call: Call, kernel: str, strict: bool) -> tuple[Kernel, dict[str, st
         if reasons[kernel] is not None:
             raise KernelError(f"kernel {kernel!r} cannot serve this call: {reasons[kernel]}")
         return KERNELS[kernel], reasons
-    chosen = next(k for name, k in KERNELS.items() if reasons[name] is None)
+    chosen = next(k for name, k in KERNELS.items() if reasons[name] is None and k.automatic)
     if strict and not chosen.fused:
         told = "; ".join(f"{name}: {why}" for name, why in reasons.items() if why)
         raise KernelError(f"strict mode wants a fused kernel and none can serve this call. {told}")
@@ -229,13 +291,24 @@ def explain(
     call = Call(q, k, v, tuple(terms), mask, return_weights)
     chosen, reasons = _choose(call, kernel, strict)
     auto = kernel == "auto"
-    other = "slower, and needs more memory" if auto else "another was asked for"
+
+    def passed_over(other: Kernel) -> str:
+        if reason := reasons[other.name]:
+            return reason
+        if not auto:
+            return "another was asked for"
+        return (
+            "slower, and needs more memory"
+            if other.automatic
+            else "it compiles for each kind of call; ask for it by name"
+        )
+
     b, h, n, size = q.shape
     return Plan(
         kernel=chosen.name,
         method=chosen.method(call),
         reason="the first in order of preference that can serve the call" if auto else "asked for by name",
-        passed_over={name: why or other for name, why in reasons.items() if name != chosen.name},
+        passed_over={name: passed_over(k) for name, k in KERNELS.items() if name != chosen.name},
         memory=chosen.memory(call),
         call=f"attention of {b} x {h} heads x {n} tokens x {size}, {str(q.dtype)[6:]} on {q.device.type}",
     )
@@ -268,7 +341,6 @@ def attend(
     if mask is not None:  # padding may hold anything, NaN too; here its queries, in the kernels its keys and values
         q, terms = q.masked_fill(~mask[:, None, :, None], 0.0), [_hide(term, mask) for term in terms]
     with no_autocast(q.device):
-        if chosen.name == "features":
-            return features.attention(q, k, v, terms, mask, scale)
-        out, weights = reference.attention(q, k, v, terms, mask, scale)
-    return (out, weights) if return_weights else out
+        if return_weights:
+            return reference.attention(q, k, v, terms, mask, scale)
+        return chosen.run(q, k, v, terms, mask, scale)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
+
+from torch import nn
 
 from .additive import NoEncoding, SinCos
 from .base import Encoding
@@ -26,7 +28,18 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "polynomial": PolynomialEncoding,
 }
 
-__all__ = ["ENCODINGS", "Claims", "Encoding", "create_encoding", "list_encodings"]
+__all__ = ["ENCODINGS", "Claims", "Encoding", "create_encoding", "fold", "list_encodings"]
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def fold(module: M) -> M:
+    """Shrink a trained model for inference, in place: PaPE keeps W_p^T W_b, p outputs per head, instead of W_b's m."""
+    for encoding in module.modules():
+        if isinstance(encoding, Encoding):
+            encoding.fold()
+    return module
 
 
 def list_encodings() -> list[str]:

@@ -58,6 +58,9 @@ class Encoding(nn.Module):
         """Tokens (B, N, D) with an additive encoding; most encodings return x."""
         return x
 
+    def fold(self) -> None:
+        """Replace parameters by smaller ones that serve inference as well, if there are such."""
+
     def prepare(self, r: Tensor | Positions) -> Positions:
         """Checked positions with all that depends on them alone: once per forward, shared by layers."""
         return Positions.of(r, self.pos_dim)

@@ -72,6 +72,7 @@ class PaPE(Encoding):
         # The law that W x has at the start for unit-variance x.
         self.a = nn.Parameter(torch.randn(shape[:2]) * 3**-0.5) if distance and not context else None
         self.b = nn.Parameter(torch.randn(shape[:2]) * 3**-0.5) if direction and not context else None
+        self.w_g: nn.Parameter | None = None
 
     def _projection(self) -> Tensor:
         if self.w_p is not None:
@@ -95,16 +96,22 @@ class PaPE(Encoding):
             form = (a @ outer).unflatten(-1, (self.pos_dim, self.pos_dim))
         return form.expand(x.shape[0], -1, x.shape[1], -1, -1)
 
+    def fold(self) -> None:
+        """Keep W_p^T W_b (H, p, D) instead of W_b, for inference."""
+        if self.w_b is not None:
+            folded = self._projection().transpose(1, 2) @ _wide(self.w_b)
+            self.w_g, self.w_b = nn.Parameter(folded.detach(), requires_grad=False), None
+
     def _slope(self, x: Tensor, w_p: Tensor) -> Tensor:
         """g_i = (W_p^T W_b) x_i: (B, H, N, p). W_b is folded before it meets a token."""
         sign = -1.0 if self.compat == "official" else 1.0
         with no_autocast(x.device):
-            if self.w_b is None:
-                assert self.b is not None
+            if self.b is not None:
                 g = sign * (w_p * _wide(self.b)[..., None]).sum(1)[None, :, None, :]
                 return g.expand(x.shape[0], -1, x.shape[1], -1)
-            folded = sign * (w_p.transpose(1, 2) @ _wide(self.w_b))  # (H, p, D)
-        g = F.linear(x, folded.flatten(0, 1).to(x.dtype))  # (B, N, H p)
+            folded = self.w_g if self.w_b is None else w_p.transpose(1, 2) @ _wide(self.w_b)
+            assert folded is not None
+        g = F.linear(x, (sign * folded).flatten(0, 1).to(x.dtype))  # (B, N, H p)
         return _wide(g).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:

@@ -10,12 +10,13 @@ from ..encodings import nearest
 from .vit import ViT
 
 # dim, heads, depth, mlp_dim; the "official" sizes are those of the authors' release.
-_VIT = {
+_VIT: dict[str, dict[str, Any]] = {
     "vit_base_patch16": dict(dim=768, heads=12, depth=12, mlp_dim=3072),
     "vit_small_patch16": dict(dim=384, heads=6, depth=12, mlp_dim=1536),
     "vit_official_small_patch16": dict(dim=512, heads=8, depth=10, mlp_dim=2048),
     "vit_official_tiny_patch16": dict(dim=256, heads=4, depth=7, mlp_dim=512),
     "vit_official_nano_patch16": dict(dim=128, heads=4, depth=4, mlp_dim=256),
+    "vit_nano_patch4": dict(dim=64, heads=4, depth=4, mlp_dim=128, patch=4, pool="mean"),
 }
 
 MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {name: (ViT, size) for name, size in _VIT.items()}

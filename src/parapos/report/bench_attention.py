@@ -9,28 +9,22 @@ H heads, N tokens, h head size, p position dims, m parabolas.
 
 from __future__ import annotations
 
-import json
 import math
-import multiprocessing
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..attention import Quadratic, attend
+from ..attention import Quadratic, attend, features
 from ..positions import grid_positions
-from . import forms, text
-from .doctor import cpu_name
+from . import forms, measure, text
 
 HEADS, HEAD_DIM, PARABOLAS, POS_DIM = 12, 64, 50, 2
 SCALE = HEAD_DIM**-0.5
@@ -38,6 +32,7 @@ GRIDS = (14, 32, 64)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MODES = ("forward", "forward+backward")
 PLAIN = "plain SDPA"
+ALL_KEYS = "parapos, all keys"
 ROUNDS = (2, 30)  # least and most per setting
 SECONDS = 150.0
 WARM_UP_GRID = 4
@@ -79,6 +74,7 @@ def _widened(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor) -> Ten
 CASES: dict[str, Callable[..., Tensor]] = {
     PLAIN: _plain,
     "parapos": _parapos,
+    ALL_KEYS: _parapos,
     "paper form": _paper,
     "released form": _released,
     "dense bias": _dense,
@@ -115,29 +111,25 @@ def prepare(case: str, setting: Setting, device: str) -> Callable[[], object]:
         fixed = [torch.empty(HEADS, PARABOLAS, POS_DIM, dtype=dtype, device=device).uniform_(-(2**-0.5), 2**-0.5)]
     elif case != PLAIN:
         # About the law that PaPE's M and g have at the start. PaPE gives them in float32, whatever q is.
-        kind: dict[str, Any] = {"dtype": torch.float32 if case == "parapos" else dtype, "device": device}
+        kind: dict[str, Any] = {"dtype": torch.float32 if case.startswith("parapos") else dtype, "device": device}
         noise = torch.randn(1, HEADS, n, POS_DIM, POS_DIM, **kind)
         M = 0.45 * (noise + noise.mT) - 6.1 * torch.eye(POS_DIM, **kind)
         learned = [M, 1.7 * torch.randn(1, HEADS, n, POS_DIM, **kind)]
     if setting.mode == "forward":
-        return lambda: CASES[case](q, k, v, r, *learned, *fixed)
+        return _call(case, lambda: CASES[case](q, k, v, r, *learned, *fixed))
     leaves = [x.detach().requires_grad_() for x in (q, k, v, *learned)]
     dout = torch.randn(q.shape, dtype=dtype, device=device)
-    return lambda: torch.autograd.grad(CASES[case](*leaves[:3], r, *leaves[3:], *fixed), leaves, dout)
+    return _call(case, lambda: torch.autograd.grad(CASES[case](*leaves[:3], r, *leaves[3:], *fixed), leaves, dout))
 
 
-def _timed(call: Callable[[], object], device: str) -> float:
-    """Seconds of one call."""
-    if device == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / 1000
-    before = time.perf_counter()
-    call()
-    return time.perf_counter() - before
+def _call(case: str, call: Callable[[], object]) -> Callable[[], object]:
+    """The call, with no key skipped if the case says so: as heads that look everywhere would have it."""
+
+    def everywhere() -> object:
+        with patch.object(features, "QUERIES", 10**9):
+            return call()
+
+    return everywhere if case == ALL_KEYS else call
 
 
 def measure_time(
@@ -156,57 +148,15 @@ def measure_time(
             if done >= rounds[0] and time.perf_counter() - start > seconds:
                 break
             for case, call in calls.items():
-                times[case].append(_timed(call, device))
+                times[case].append(measure.timed(call, device))
     return times
-
-
-def _resident(peak: bool) -> int:
-    """Bytes this process holds in memory, now or at most so far."""
-    try:
-        if not peak:
-            return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        status = Path("/proc/self/status").read_text().split("VmHWM:")[1]
-        return int(status.split()[0]) * 1024
-    except (OSError, IndexError):
-        import resource  # not on Windows
-
-        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return size if sys.platform == "darwin" else size * 1024
 
 
 def measure_memory(case: str, setting: Setting, device: str) -> int:
     """Peak bytes of inputs, workspace and results of one call. For a fresh process."""
     with torch.set_grad_enabled(setting.mode != "forward"):
         prepare(case, replace(setting, grid=WARM_UP_GRID), device)()
-        before = torch.cuda.memory_allocated() if device == "cuda" else _resident(peak=False)
-        call = prepare(case, setting, device)
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        elif os.access("/proc/self/clear_refs", os.W_OK):
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        result = call()
-        peak = torch.cuda.max_memory_allocated() if device == "cuda" else _resident(peak=True)
-        del result
-    return peak - before
-
-
-def _memory_apart(case: str, setting: Setting, device: str) -> int | None:
-    """`measure_memory` in a process of its own; None if it did not survive."""
-    methods = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    if "forkserver" in methods:  # torch is imported once; no child inherits its threads or its memory pools
-        context.set_forkserver_preload([__name__])
-    try:
-        threads = (torch.get_num_threads(),)
-        with ProcessPoolExecutor(1, context, initializer=torch.set_num_threads, initargs=threads) as pool:
-            return pool.submit(measure_memory, case, setting, device).result()
-    except (BrokenProcessPool, RuntimeError, MemoryError) as error:
-        _progress(f"{case} at {setting} failed: {error}")
-        return None
-
-
-def _progress(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+        return measure.peak_memory(lambda: prepare(case, setting, device), device)
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
@@ -224,8 +174,8 @@ def run(*, device: str = "cpu", seconds: float = SECONDS, quick: bool = False) -
     memory, timing = [], []
     survived: dict[Setting, list[str]] = {}
     for setting in settings:
-        _progress(f"memory: {setting}")
-        peaks = {case: _memory_apart(case, setting, device) for case in CASES}
+        measure.progress(f"memory: {setting}")
+        peaks = {case: measure.apart(measure_memory, case, setting, device) for case in CASES}
         plain = peaks[PLAIN]
         for case, peak in peaks.items():
             ratio = peak / plain if peak and plain else None
@@ -237,17 +187,12 @@ def run(*, device: str = "cpu", seconds: float = SECONDS, quick: bool = False) -
             continue
         share = (seconds - (time.perf_counter() - start)) / (len(settings) - index)
         times = measure_time(survived[setting], setting, device, share, rounds)
-        _progress(f"time: {setting}: {len(times[PLAIN])} rounds")
+        measure.progress(f"time: {setting}: {len(times[PLAIN])} rounds")
         for case, values in times.items():
-            ratios = [x / y for x, y in zip(values, times[PLAIN], strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
             what = {"case": case, **asdict(setting), "tokens": setting.tokens, "seconds": statistics.median(values)}
-            timing.append({**what, "ratio": middle, "quartiles": [low, high], "rounds": len(ratios)})
+            timing.append({**what, **measure.spread(values, times[PLAIN])})
     return {
-        "machine": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        **measure.machine(device),
         "heads": HEADS,
         "head_dim": HEAD_DIM,
         "time": timing,
@@ -316,7 +261,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
 
-    colours = dict(zip(CASES, ("#000000", "#0072B2", "#E69F00", "#CC79A7", "#009E73"), strict=True))
+    colours = dict(zip(CASES, ("#000000", "#0072B2", "#56B4E9", "#E69F00", "#CC79A7", "#009E73"), strict=True))
     styles: dict[str, Any] = dict(zip(DTYPES, ("-", "--"), strict=True))
     sizes = sorted({x["tokens"] for x in results["memory"]})
     figure, axes = pyplot.subplots(len(MODES), 2, figsize=(10, 7.5), layout="constrained", sharex=True, squeeze=False)
@@ -335,14 +280,14 @@ def plot(results: dict[str, Any], path: Path) -> None:
             axis.set_xticks(sizes, [str(n) for n in sizes])
             axis.minorticks_off()
             low, high = axis.get_ylim()
-            ticks = [t for t in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 200) if low <= t <= high]
+            ticks = [t for t in (0.25, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 200) if low <= t <= high]
             axis.set_yticks(ticks, [f"{t:g}" for t in ticks])
             axis.grid(alpha=0.3)
     for axis in axes[-1]:
         axis.set_xlabel("tokens N")
     handles = [Line2D([], [], color=colours[case], label=case) for case in CASES]
     handles += [Line2D([], [], color="grey", linestyle=styles[d], label=d) for d in DTYPES]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(f"{results['machine']}, threads: {results['threads']}, torch {results['torch']}", fontsize=10)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
@@ -350,13 +295,4 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 def write(results: dict[str, Any], prefix: Path) -> list[Path]:
     """PREFIX.json, PREFIX.md and, with matplotlib, PREFIX.png. Returns what was written."""
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    paths = [prefix.with_name(prefix.name + end) for end in (".json", ".md", ".png")]
-    paths[0].write_text(json.dumps(results, indent=1) + "\n")
-    paths[1].write_text(markdown(results) + "\n")
-    try:
-        plot(results, paths[2])
-    except ModuleNotFoundError as error:
-        _progress(f"no plot: {error.name} is missing, install parapos[report]")
-        return paths[:2]
-    return paths
+    return measure.write(results, markdown(results), plot, prefix)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from .. import __version__
-from ..attention import KERNELS, attend
+from ..attention import KERNELS, KernelError, attend
 from ..encodings import create_encoding
 from ..positions import grid_positions
 from . import text
@@ -74,9 +74,20 @@ def try_kernel(kernel: str, device: str, dtype: torch.dtype) -> str:
         grads = [x.grad for x in (qkv, *pape.parameters())]
         finite = out.isfinite().all() and all(g is not None and g.isfinite().all() for g in grads)
         return "ok" if finite else "not finite"
+    except KernelError as error:
+        return f"no: {str(error).split(': ', 1)[-1]}"
     except Exception as error:  # whatever a driver or compiler may raise is what this is to find
         told = (str(error) or type(error).__name__).splitlines()[0]
         return f"{step}: {told}"
+
+
+def _summary(kernel: str, device: str) -> str:
+    """One result if all types agree, else each."""
+    found = {str(dtype)[6:]: try_kernel(kernel, device, dtype) for dtype in DTYPES}
+    if len(set(found.values())) > 1:
+        return "; ".join(f"{dtype} {result}" for dtype, result in found.items())
+    result = next(iter(found.values()))
+    return f"ok in {', '.join(found)}" if result == "ok" else result
 
 
 def report() -> str:
@@ -95,11 +106,7 @@ def report() -> str:
         )
         for extra, found in sorted(extras().items())
     ]
-    kernels = [
-        (name, device, *(try_kernel(name, device, dtype) for dtype in DTYPES))
-        for device in devices()
-        for name in KERNELS
-    ]
+    kernels = [(name, device, _summary(name, device)) for device in devices() for name in KERNELS]
     return "\n\n".join(
         [
             text.table(("", "found"), facts, left=2),
@@ -108,6 +115,6 @@ def report() -> str:
             if packages
             else "unknown: parapos is not installed as a distribution",
             "Attention kernels, tried forward and backward with PaPE:",
-            text.table(("kernel", "device", *(str(d)[6:] for d in DTYPES)), kernels, left=5),
+            text.table(("kernel", "device", "result"), kernels, left=3),
         ]
     )

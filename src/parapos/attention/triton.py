@@ -1,0 +1,396 @@
+"""The Triton kernel: fused attention on GPUs with score terms computed from D inside the tile, in float32.
+
+No extra columns, no N x N tensor; exact at any resolution, because positions are subtracted before anything is
+multiplied. float64 positions travel as two float32 each, taken about the middle of their sample. The device code is in
+triton_kernels.py; here are its launch, the custom operators around it, and what it cannot serve.
+B batch, H heads, N tokens, h query/key size, w value size, p position dims.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..positions import centre, placed
+from .terms import Distance, Polynomial, Quadratic, Table, Term
+
+LARGEST_SIZE = 128  # of a head
+LARGEST_P = 4
+CAPABILITY = (8, 0)  # the oldest GPU generation that the tiles below were compiled for
+INSTALLED = find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")  # as Triton reads it
+
+
+class Tiles(NamedTuple):
+    """Queries and keys per tile, warps per program, stages of the load pipeline."""
+
+    i: int
+    j: int
+    warps: int
+    stages: int
+
+
+# Per pass and head size up to 64 or 128; half precision, then float32. Chosen by compiling for sm_80, sm_89 and sm_90,
+# not by timing: no spills in half precision at head size 64, at most 99 KiB of shared memory (benchmarks/triton.md).
+TILES = {
+    ("forward", 64): (Tiles(128, 64, 8, 3), Tiles(32, 32, 8, 2)),
+    ("forward", 128): (Tiles(128, 64, 8, 2), Tiles(16, 32, 8, 1)),
+    ("backward_query", 64): (Tiles(64, 32, 4, 2), Tiles(32, 32, 8, 1)),
+    ("backward_query", 128): (Tiles(32, 32, 4, 2), Tiles(16, 16, 8, 1)),
+    ("backward_key", 64): (Tiles(16, 128, 8, 2), Tiles(32, 32, 8, 1)),
+    ("backward_key", 128): (Tiles(32, 64, 8, 2), Tiles(16, 32, 8, 1)),
+}
+
+
+def tiles(name: str, call: Call) -> Tiles:
+    """The tiles of a pass for a call."""
+    size = 64 if max(call.q.shape[-1], call.v.shape[-1]) <= 64 else 128
+    found = TILES[name, size][call.q.dtype == torch.float32]
+    if name == "forward" and call.bias is not None:  # which comes in tiles, too
+        found = found._replace(j=found.j // 2)
+    return found
+
+
+@cache
+def _interpreted() -> bool:
+    """Whether kernels run in Python: Triton was imported with TRITON_INTERPRET=1."""
+    from triton import JITFunction  # type: ignore[import-untyped]
+
+    from .triton_kernels import forward
+
+    return not isinstance(forward, JITFunction)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _capability(device: str) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def refuse(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, needs_grad: bool) -> str | None:
+    """Why this kernel cannot serve the call, or None if it can."""
+    if not INSTALLED:
+        return "Triton is not installed (pip install 'parapos[kernels]')"
+    if torch.version.hip:
+        return "it was made for NVIDIA GPUs only"
+    if not q.is_cuda and not (q.device.type == "cpu" and INTERPRETED):
+        return f"it runs on GPUs, q is on {q.device.type}"
+    if q.is_cuda and _capability(str(q.device)) < CAPABILITY:
+        need, have = (".".join(map(str, x)) for x in (CAPABILITY, _capability(str(q.device))))
+        return f"it needs compute capability {need} or newer, this GPU has {have}"
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+        return "a function transform or forward-mode differentiation is active"
+    if q.dtype == torch.float64:
+        return "it has no float64"
+    for name, x in (("query", q), ("value", v)):
+        if x.shape[-1] > LARGEST_SIZE:
+            return f"it serves head sizes up to {LARGEST_SIZE}, the {name} size is {x.shape[-1]}"
+    return next((why for term in terms if (why := _refuse_term(term, needs_grad))), _refuse_sum(terms))
+
+
+def _refuse_term(term: Term, needs_grad: bool) -> str | None:
+    if isinstance(term, Polynomial):
+        return "it has no Polynomial term"
+    if isinstance(term, Table):
+        wanted = needs_grad and term.bias.requires_grad
+        return "it has no gradient of Table.bias" if wanted else None
+    if term.r.requires_grad:
+        return "the positions require a gradient"
+    if term.at is not None:
+        return f"it has no {type(term).__name__} of some rows only"
+    if not 1 <= term.r.shape[-1] <= LARGEST_P:
+        return f"it serves 1 to {LARGEST_P} position dimensions, got {term.r.shape[-1]}"
+    return None
+
+
+def _refuse_sum(terms: Sequence[Term]) -> str | None:
+    if sum(isinstance(term, Table) for term in terms) > 1 or sum(not isinstance(term, Table) for term in terms) > 1:
+        return "it takes one Quadratic or Distance and one Table at most, got " + " + ".join(
+            type(term).__name__ for term in terms
+        )
+    return None
+
+
+def memory(q: Tensor, v: Tensor) -> int:
+    """Bytes beyond the inputs of a forward call: the output, and the log-sum-exp of every query."""
+    return q[..., 0].numel() * (v.shape[-1] * v.element_size() + 4)
+
+
+class Call(NamedTuple):
+    """One attention call as the operators take it. r is float32, with remainders in `low` where it was float64."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    scale: float
+    r: Tensor | None
+    low: Tensor | None
+    M: Tensor | None
+    g: Tensor | None
+    slopes: Tensor | None
+    bias: Tensor | None
+    weight: float
+    unplaced: bool
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Call:
+        call = cls(q, k, v, mask, scale, None, None, None, None, None, None, 1.0, False)
+        for term in terms:
+            if isinstance(term, Table):
+                call = call._replace(bias=term.bias, weight=term.weight)
+                continue
+            r, low = _split(term.r)
+            if isinstance(term, Quadratic):
+                call = call._replace(r=r, low=low, M=term.M, g=term.g, unplaced=term.unplaced is not False)
+            else:
+                assert isinstance(term, Distance)
+                call = call._replace(r=r, low=low, slopes=term.slopes, unplaced=True)
+        return call
+
+
+def _split(r: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Positions for the kernel: float32 as they are; float64 about their middle, as float32 and what that leaves."""
+    if r.dtype == torch.float32:
+        return r, None
+    near, _ = centre(r)
+    high = near.float()
+    return torch.where(placed(r)[..., None], high, torch.nan), (near - high).float()
+
+
+# The passes, as a list of launches: a name in triton_kernels, its arguments, and how many programs run.
+
+Launch = Callable[[str, dict[str, Any], int], None]
+
+
+def _launch(name: str, args: dict[str, Any], programs: int) -> None:
+    from . import triton_kernels
+
+    with torch.cuda.device_of(args["q"]):
+        getattr(triton_kernels, name)[(programs,)](**args)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with its rows in one piece; anything else about its layout is served as it is."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _served(call: Call) -> Call:
+    """The call in layouts that the passes read: small things in one piece, the others by rows."""
+    r, low, slopes = (None if x is None else x.contiguous() for x in (call.r, call.low, call.slopes))
+    return call._replace(q=_rows(call.q), k=_rows(call.k), v=_rows(call.v), r=r, low=low, slopes=slopes)
+
+
+def _strides(x: Tensor | None) -> tuple[int, ...] | None:
+    """Strides, 0 where one entry serves all."""
+    return None if x is None else tuple(0 if size == 1 else n for size, n in zip(x.shape, x.stride(), strict=True))
+
+
+def _empty(like: Tensor) -> Tensor:
+    """(B, H, N, size), laid out as (B, N, H, size): joining the heads costs nothing."""
+    b, h, n, size = like.shape
+    return like.new_empty((b, n, h, size)).transpose(1, 2)
+
+
+def _power(size: int) -> int:
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _arguments(name: str, call: Call) -> dict[str, Any]:
+    """What every pass is launched with. None switches a part of the kernel off when it is compiled."""
+    q, v, r, M, mask = call.q, call.v, call.r, call.M, call.mask
+    shape = tiles(name, call)
+    return dict(
+        **{name: getattr(call, name) for name in ("q", "k", "v", "low", "r", "M", "g", "slopes", "bias")},
+        **{f"{name}_at": _strides(getattr(call, name)) for name in ("q", "k", "v", "M", "g", "bias")},
+        r_at=0 if r is None or r.shape[0] == 1 else r.stride(0),
+        mask=None if mask is None else mask.contiguous().view(torch.uint8),
+        heads=q.shape[1],
+        n=q.shape[2],
+        scale2=call.scale * math.log2(math.e),
+        weight2=call.weight * math.log2(math.e),
+        P=0 if r is None else r.shape[-1],
+        FULL=M is not None and M.ndim == 5,
+        UNPLACED=call.unplaced or mask is not None,  # padding has no position
+        BY_HAND=_interpreted(),
+        SIZE=q.shape[-1],
+        VALUE_SIZE=v.shape[-1],
+        WIDTH=_power(q.shape[-1]),
+        VALUE_WIDTH=_power(v.shape[-1]),
+        BLOCK_I=shape.i,
+        BLOCK_J=shape.j,
+        num_warps=shape.warps,
+        num_stages=shape.stages,
+        enable_fp_fusion=True,
+    )
+
+
+def _outputs(q: Tensor, v: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    rest = _empty(v) if keep and q.dtype != torch.float32 else v.new_empty(0)
+    return _empty(v), rest, q.new_empty(q.shape[:3] if keep else 0, dtype=torch.float32)
+
+
+def forward(call: Call, keep: bool, launch: Launch = _launch) -> tuple[Tensor, Tensor, Tensor]:
+    """The output. Kept for the backward, else empty: what rounding took from it, and each query's log-sum-exp."""
+    call = _served(call)
+    out, rest, lse = _outputs(call.q, call.v, keep)
+    b, h, n, _ = out.shape
+    if b * h * n:
+        args = _arguments("forward", call)
+        own = dict(out=out, out_at=_strides(out), rest=rest if rest.numel() else None, lse=lse if keep else None)
+        launch("forward", args | own, -(-n // args["BLOCK_I"]) * b * h)
+    return out, rest, lse
+
+
+def _gradients(call: Call, wanted: Sequence[bool]) -> list[Tensor]:
+    """Room for the gradients of q, k, v, and of those of M, g and slopes that are wanted; empty for the others."""
+    room = [_empty(x) for x in (call.q, call.k, call.v)]
+    for x, want in zip((call.M, call.g, call.slopes), wanted, strict=True):
+        room.append(call.q.new_empty(0) if x is None or not want else x.new_empty(x.shape))
+    return room
+
+
+def backward(
+    call: Call, dout: Tensor, kept: tuple[Tensor, Tensor, Tensor], wanted: Sequence[bool], launch: Launch = _launch
+) -> list[Tensor]:
+    """Gradients as `_gradients` lists them, from what `forward` returned."""
+    call = _served(call)
+    out, rest, lse = kept
+    dout, out, lse = _rows(dout), _rows(out), lse.contiguous()
+    if rest.numel() and rest.stride() != out.stride():
+        rest = torch.empty_like(out).copy_(rest)
+    found = _gradients(call, wanted)
+    b, h, n, _ = out.shape
+    if not b * h * n:
+        return [x.zero_() for x in found]
+    dq, dk, dv = found[:3]
+    dM, dg, dslopes = (x if want else None for x, want in zip(found[3:], wanted, strict=True))
+    more = dict(dout=dout, dout_at=_strides(dout), lse=lse, delta=torch.empty_like(lse), scale=call.scale)
+
+    args = _arguments("backward_query", call)
+    blocks = -(-n // args["BLOCK_I"])
+    shares = None if dslopes is None else lse.new_empty((b, h, blocks))
+    own = dict(out=out, out_at=_strides(out), rest=rest if rest.numel() else None)
+    own |= dict(dq=dq, dq_at=_strides(dq), dM=dM, dg=dg, dslopes=shares)
+    launch("backward_query", args | more | own, blocks * b * h)
+    if shares is not None and dslopes is not None:
+        dslopes.copy_(shares.sum((0, 2)))
+
+    args = _arguments("backward_key", call)
+    own = dict(dk=dk, dk_at=_strides(dk), dv=dv, dv_at=_strides(dv))
+    launch("backward_key", args | more | own, -(-n // args["BLOCK_J"]) * b * h)
+    return found
+
+
+# The passes are custom operators, so attention compiles and exports as one node.
+
+
+@torch.library.custom_op("parapos::triton_attention", mutates_args=())
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    r: Tensor | None,
+    low: Tensor | None,
+    M: Tensor | None,
+    g: Tensor | None,
+    slopes: Tensor | None,
+    bias: Tensor | None,
+    weight: float,
+    unplaced: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return forward(Call(q, k, v, mask, scale, r, low, M, g, slopes, bias, weight, unplaced), keep)
+
+
+@_attention.register_fake
+def _(*inputs):  # type: ignore[no-untyped-def]
+    return _outputs(inputs[0], inputs[2], inputs[-1])
+
+
+@torch.library.custom_op("parapos::triton_attention_backward", mutates_args=())
+def _attention_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    r: Tensor | None,
+    low: Tensor | None,
+    M: Tensor | None,
+    g: Tensor | None,
+    slopes: Tensor | None,
+    bias: Tensor | None,
+    weight: float,
+    unplaced: bool,
+    dout: Tensor,
+    out: Tensor,
+    rest: Tensor,
+    lse: Tensor,
+    wanted: list[bool],
+) -> list[Tensor]:
+    call = Call(q, k, v, mask, scale, r, low, M, g, slopes, bias, weight, unplaced)
+    return backward(call, dout, (out, rest, lse), wanted)
+
+
+@_attention_backward.register_fake
+def _(*inputs):  # type: ignore[no-untyped-def]
+    return _gradients(Call(*inputs[: len(Call._fields)]), inputs[-1])
+
+
+def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    call = Call(*inputs[:-1])
+    ctx.numbers = {name: x for name, x in call._asdict().items() if not isinstance(x, Tensor)}
+    ctx.names = [name for name in Call._fields if name not in ctx.numbers]
+    ctx.save_for_backward(*output, *(getattr(call, name) for name in ctx.names))
+
+
+def _backward(ctx, dout, *_):  # type: ignore[no-untyped-def]
+    out, rest, lse, *tensors = ctx.saved_tensors
+    call = Call(**ctx.numbers, **dict(zip(ctx.names, tensors, strict=True)))
+    needed = dict(zip(Call._fields, ctx.needs_input_grad, strict=False))
+    wanted = [needed["M"], needed["g"], needed["slopes"]]
+    dq, dk, dv, *more = _attention_backward(*call, dout, out, rest, lse, wanted)
+    dM, dg, dslopes = (x if want else None for x, want in zip(more, wanted, strict=True))
+    found = dict(q=dq, k=dk, v=dv, M=dM, g=dg, slopes=dslopes)
+    return *(found.get(name) for name in Call._fields), None
+
+
+_attention.register_autograd(_backward, setup_context=_setup)
+
+
+def register_flops() -> None:
+    """Teach PyTorch's FLOP counter the matrix products of the passes, two operations per multiply-add.
+
+    Not done on import, because that counter loads Triton. Call it before the counter is made.
+    """
+    from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+    def forward_flops(q_shape, k_shape, v_shape, *_, **__):  # type: ignore[no-untyped-def]
+        b, h, n, size = q_shape
+        return 2 * b * h * n * n * (size + v_shape[-1])
+
+    def backward_flops(q_shape, k_shape, v_shape, *_, **__):  # type: ignore[no-untyped-def]
+        b, h, n, size = q_shape
+        return 2 * b * h * n * n * (4 * size + 3 * v_shape[-1])  # scores and weights' gradients are made twice
+
+    ops = torch.ops.parapos
+    if ops.triton_attention not in flop_registry:
+        register_flop_formula(ops.triton_attention)(forward_flops)
+        register_flop_formula(ops.triton_attention_backward)(backward_flops)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:
+    """As `reference.attention`, without the weights. For calls that `refuse` has nothing against."""
+    call = Call.of(q, k, v, terms, mask, scale)
+    learned = (x for x in call if isinstance(x, Tensor) and x.requires_grad)
+    out: Tensor = _attention(*call, keep=torch.is_grad_enabled() and any(True for _ in learned))[0]
+    return out

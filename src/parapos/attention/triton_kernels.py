@@ -1,0 +1,302 @@
+"""The device code of the Triton kernel: attention in tiles, with score terms computed from D = r_j - r_i on the way.
+
+Three passes: `forward`; `backward_query`, which walks over keys for dq and the terms' gradients; `backward_key`, which
+walks over queries for dk and dv. Both recompute the weights from the log-sum-exp that `forward` keeps. Every sum has
+one owner and one order, so results repeat to the last bit. All is float32 but the factors of matrix products.
+Scores are in units of log 2: factors named `..2` hold log2(e). P position dims; tuples named `.._at` are strides.
+BY_HAND is for Triton's interpreter.
+"""
+
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+from .triton_terms import add_gradients, add_terms, coefficients, differences, positions, zeros
+
+
+@triton.jit
+def _dot(a, b, BY_HAND: tl.constexpr):
+    if BY_HAND:  # the interpreter would multiply the bits of bfloat16 as integers
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def _cast(x, dtype: tl.constexpr, BY_HAND: tl.constexpr):
+    if BY_HAND and dtype == tl.bfloat16:  # the interpreter would cut off digits, where GPUs round to nearest even
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x.to(dtype)
+
+
+@triton.jit
+def _offsets(stride, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    return tl.arange(0, ROWS).to(tl.int64)[:, None] * stride + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
+def _tile(pointers, valid, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows of SIZE numbers, 0 beyond that and in rows that are not valid."""
+    keep = valid[:, None]
+    if SIZE < WIDTH:
+        keep = keep & (tl.arange(0, WIDTH) < SIZE)[None, :]
+    return tl.load(pointers, mask=keep, other=0.0)
+
+
+@triton.jit
+def _store(pointers, value, valid, SIZE: tl.constexpr, WIDTH: tl.constexpr, BY_HAND: tl.constexpr):
+    """Writes such rows, and returns what the type written to could not hold."""
+    keep = valid[:, None]
+    if SIZE < WIDTH:
+        keep = keep & (tl.arange(0, WIDTH) < SIZE)[None, :]
+    rounded = _cast(value, pointers.dtype.element_ty, BY_HAND)
+    tl.store(pointers, rounded, mask=keep)
+    return value - rounded.to(tl.float32)
+
+
+@triton.jit
+def _base(pointer, at, b, h):
+    return pointer + b * at[0] + h * at[1]
+
+
+@triton.jit
+def _seen(mask, b, n, rows):
+    """Which of these keys exist and are no padding."""
+    valid = rows < n
+    if mask is not None:
+        valid = valid & (tl.load(mask + b * n + rows, mask=valid, other=0) != 0)
+    return valid
+
+
+@triton.jit
+def forward(
+    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, lse,
+    heads, n, scale2, weight2,
+    P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Outputs of BLOCK_I queries; and for the backward passes what rounding took from them, and the log-sum-exp."""
+    tiles = tl.cdiv(n, BLOCK_I)
+    block, pair = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    b, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    one = tl.full((), 1, tl.int64)
+    first = block * BLOCK_I
+    rows = first + tl.arange(0, BLOCK_I)
+    real = rows < n
+    q_n, k_n, v_n, out_n = one * q_at[2], one * k_at[2], one * v_at[2], one * out_at[2]
+    keys_at, values_at = _offsets(k_n, BLOCK_J, WIDTH), _offsets(v_n, BLOCK_J, VALUE_WIDTH)
+    queries = _tile(_base(q, q_at, b, h) + first * q_n + _offsets(q_n, BLOCK_I, WIDTH), real, SIZE, WIDTH)
+    k, v = _base(k, k_at, b, h), _base(v, v_at, b, h)
+    if r is not None:
+        r += b * r_at
+        if low is not None:
+            low += b * r_at
+        if M is not None:
+            M = _base(M, M_at, b, h)
+        if g is not None:
+            g = _base(g, g_at, b, h)
+        here, placed = positions(r, low, rows, real, P, 1)
+        c = coefficients(M, M_at, g, g_at, slopes, h, rows, real, placed, scale2, P, FULL, 1)
+    if bias is not None:
+        bias = _base(bias, bias_at, b, h) + rows.to(tl.int64)[:, None] * bias_at[2]
+
+    top = tl.full((BLOCK_I,), float("-inf"), tl.float32)
+    total = tl.full((BLOCK_I,), 0.0, tl.float32)
+    sums = tl.full((BLOCK_I, VALUE_WIDTH), 0.0, tl.float32)
+    for start in range(0, n, BLOCK_J):
+        columns = start + tl.arange(0, BLOCK_J)
+        valid = _seen(mask, b, n, columns)
+        keys = _tile(k + start * k_n + keys_at, valid, SIZE, WIDTH)
+        s = _dot(queries, tl.trans(keys), BY_HAND) * scale2
+        if r is not None:
+            there, seen = positions(r, low, columns, columns < n, P, 0)
+            d = differences(s, there, here, P, low is not None, BY_HAND)
+            s = add_terms(s, d, c, seen, M is not None, g is not None, slopes is not None, FULL, P, UNPLACED)
+        if bias is not None:
+            inside = real[:, None] & (columns < n)[None, :]
+            s += (
+                tl.load(bias + columns.to(tl.int64)[None, :] * bias_at[3], mask=inside, other=0.0).to(tl.float32)
+                * weight2
+            )
+        s = tl.where(valid[None, :], s, float("-inf"))
+        higher = tl.maximum(top, tl.max(s, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that has seen no key yet
+        p = tl.exp2(s - level[:, None])
+        shrink = tl.exp2(top - level)
+        total = total * shrink + tl.sum(p, 1)
+        values = _tile(v + start * v_n + values_at, valid, VALUE_SIZE, VALUE_WIDTH)
+        sums = sums * shrink[:, None] + _dot(_cast(p, values.dtype, BY_HAND), values, BY_HAND)
+        top = higher
+
+    empty = total == 0.0
+    sums = sums / tl.where(empty, 1.0, total)[:, None]
+    offsets = b * out_at[0] + h * out_at[1] + first * out_n + _offsets(out_n, BLOCK_I, VALUE_WIDTH)
+    left = _store(out + offsets, sums, real, VALUE_SIZE, VALUE_WIDTH, BY_HAND)
+    if rest is not None:
+        _store(rest + offsets, left, real, VALUE_SIZE, VALUE_WIDTH, BY_HAND)
+    if lse is not None:  # an empty row keeps infinity, so that the backward passes find weights of 0
+        kept = tl.where(empty, float("inf"), top + tl.log2(tl.where(empty, 1.0, total)))
+        tl.store(lse + (b * heads + h) * n + rows, kept, mask=real)
+
+
+@triton.jit
+def backward_query(
+    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, lse,
+    dout, dout_at, delta, dq, dq_at, dM, dg, dslopes, heads, n, scale, scale2, weight2,
+    P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Gradients of BLOCK_I queries and their coefficients; delta, which `backward_key` needs; a share of dslopes."""
+    tiles = tl.cdiv(n, BLOCK_I)
+    block, pair = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    b, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    one = tl.full((), 1, tl.int64)
+    first = block * BLOCK_I
+    rows = first + tl.arange(0, BLOCK_I)
+    real = rows < n
+    q_n, k_n, v_n, dq_n = one * q_at[2], one * k_at[2], one * v_at[2], one * dq_at[2]
+    out_n, dout_n = one * out_at[2], one * dout_at[2]
+    keys_at, values_at = _offsets(k_n, BLOCK_J, WIDTH), _offsets(v_n, BLOCK_J, VALUE_WIDTH)
+    queries = _tile(_base(q, q_at, b, h) + first * q_n + _offsets(q_n, BLOCK_I, WIDTH), real, SIZE, WIDTH)
+    k, v = _base(k, k_at, b, h), _base(v, v_at, b, h)
+    offsets = b * out_at[0] + h * out_at[1] + first * out_n + _offsets(out_n, BLOCK_I, VALUE_WIDTH)
+    y = _tile(out + offsets, real, VALUE_SIZE, VALUE_WIDTH).to(tl.float32)
+    if rest is not None:
+        y += _tile(rest + offsets, real, VALUE_SIZE, VALUE_WIDTH).to(tl.float32)
+    dy = _base(dout, dout_at, b, h) + first * dout_n + _offsets(dout_n, BLOCK_I, VALUE_WIDTH)
+    dy = _tile(dy, real, VALUE_SIZE, VALUE_WIDTH)
+    mean = tl.sum(y * dy.to(tl.float32), 1)
+    line = (b * heads + h) * n + rows
+    tl.store(delta + line, mean, mask=real)
+    level = tl.load(lse + line, mask=real, other=float("inf"))
+    if r is not None:
+        r += b * r_at
+        if low is not None:
+            low += b * r_at
+        if M is not None:
+            M = _base(M, M_at, b, h)
+        if g is not None:
+            g = _base(g, g_at, b, h)
+        here, placed = positions(r, low, rows, real, P, 1)
+        c = coefficients(M, M_at, g, g_at, slopes, h, rows, real, placed, scale2, P, FULL, 1)
+    if bias is not None:
+        bias = _base(bias, bias_at, b, h) + rows.to(tl.int64)[:, None] * bias_at[2]
+
+    FORMS: tl.constexpr = (P * (P + 1) // 2 if FULL else 1) if dM is not None else 0
+    LINEARS: tl.constexpr = P if dg is not None else 0
+    SLOPES: tl.constexpr = 3 if dslopes is not None else 0
+    moments = zeros(FORMS + LINEARS + SLOPES, BLOCK_I)
+    sums = tl.full((BLOCK_I, WIDTH), 0.0, tl.float32)
+    for start in range(0, n, BLOCK_J):
+        columns = start + tl.arange(0, BLOCK_J)
+        valid = _seen(mask, b, n, columns)
+        keys = _tile(k + start * k_n + keys_at, valid, SIZE, WIDTH)
+        values = _tile(v + start * v_n + values_at, valid, VALUE_SIZE, VALUE_WIDTH)
+        s = _dot(queries, tl.trans(keys), BY_HAND) * scale2
+        if r is not None:
+            there, seen = positions(r, low, columns, columns < n, P, 0)
+            d = differences(s, there, here, P, low is not None, BY_HAND)
+            s = add_terms(s, d, c, seen, M is not None, g is not None, slopes is not None, FULL, P, UNPLACED)
+        if bias is not None:
+            inside = real[:, None] & (columns < n)[None, :]
+            s += (
+                tl.load(bias + columns.to(tl.int64)[None, :] * bias_at[3], mask=inside, other=0.0).to(tl.float32)
+                * weight2
+            )
+        p = tl.exp2(tl.where(valid[None, :], s, float("-inf")) - level[:, None])
+        ds = p * (_dot(dy, tl.trans(values), BY_HAND) - mean[:, None])
+        if FORMS + LINEARS + SLOPES > 0:
+            moments = add_gradients(moments, p, ds, d, seen, FORMS > 0, LINEARS > 0, SLOPES > 0, FULL, P, UNPLACED)
+        sums += _dot(_cast(ds, keys.dtype, BY_HAND), keys, BY_HAND)
+
+    pointers = _base(dq, dq_at, b, h) + first * dq_n + _offsets(dq_n, BLOCK_I, WIDTH)
+    _store(pointers, sums * scale, real, SIZE, WIDTH, BY_HAND)
+    if FORMS + LINEARS + SLOPES > 0:
+        anywhere = tl.reshape(placed, (BLOCK_I,))
+    if FORMS > 0 and FULL:
+        for u in tl.static_range(P):
+            for w in tl.static_range(u + 1):
+                value = tl.where(anywhere, moments[u * (u + 1) // 2 + w] * scale, 0.0)
+                tl.store(dM + line * (P * P) + u * P + w, value, mask=real)
+                if w < u:
+                    tl.store(dM + line * (P * P) + w * P + u, value, mask=real)
+    elif FORMS > 0:
+        tl.store(dM + line, tl.where(anywhere, moments[0] * scale, 0.0), mask=real)
+    if LINEARS > 0:
+        for u in tl.static_range(P):
+            tl.store(dg + line * P + u, tl.where(anywhere, moments[FORMS + u] * scale, 0.0), mask=real)
+    if SLOPES > 0:
+        share = tl.where(anywhere & real, moments[2] * moments[1] - moments[0], 0.0)
+        tl.store(dslopes + pair * tiles + block, tl.sum(share, 0))
+
+
+@triton.jit
+def backward_key(
+    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, lse,
+    dout, dout_at, delta, dk, dk_at, dv, dv_at, heads, n, scale, scale2, weight2,
+    P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    """Gradients of BLOCK_J keys and values. Scores stand transposed: keys down, queries across."""
+    tiles = tl.cdiv(n, BLOCK_J)
+    block, pair = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    b, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    one = tl.full((), 1, tl.int64)
+    first = block * BLOCK_J
+    columns = first + tl.arange(0, BLOCK_J)
+    real = columns < n
+    valid = _seen(mask, b, n, columns)
+    q_n, k_n, v_n, dout_n = one * q_at[2], one * k_at[2], one * v_at[2], one * dout_at[2]
+    dk_n, dv_n = one * dk_at[2], one * dv_at[2]
+    queries_at, dy_at = _offsets(q_n, BLOCK_I, WIDTH), _offsets(dout_n, BLOCK_I, VALUE_WIDTH)
+    keys = _tile(_base(k, k_at, b, h) + first * k_n + _offsets(k_n, BLOCK_J, WIDTH), valid, SIZE, WIDTH)
+    values = _base(v, v_at, b, h) + first * v_n + _offsets(v_n, BLOCK_J, VALUE_WIDTH)
+    values = _tile(values, valid, VALUE_SIZE, VALUE_WIDTH)
+    q, dout = _base(q, q_at, b, h), _base(dout, dout_at, b, h)
+    line = (b * heads + h) * n
+    if r is not None:
+        r += b * r_at
+        if low is not None:
+            low += b * r_at
+        if M is not None:
+            M = _base(M, M_at, b, h)
+        if g is not None:
+            g = _base(g, g_at, b, h)
+        there, seen = positions(r, low, columns, real, P, 1)
+    if bias is not None:
+        bias = _base(bias, bias_at, b, h) + columns.to(tl.int64)[:, None] * bias_at[3]
+
+    key_sums = tl.full((BLOCK_J, WIDTH), 0.0, tl.float32)
+    value_sums = tl.full((BLOCK_J, VALUE_WIDTH), 0.0, tl.float32)
+    for start in range(0, n, BLOCK_I):
+        rows = start + tl.arange(0, BLOCK_I)
+        inside = rows < n
+        queries = _tile(q + start * q_n + queries_at, inside, SIZE, WIDTH)
+        dy = _tile(dout + start * dout_n + dy_at, inside, VALUE_SIZE, VALUE_WIDTH)
+        level = tl.load(lse + line + rows, mask=inside, other=float("inf"))
+        mean = tl.load(delta + line + rows, mask=inside, other=0.0)
+        s = _dot(keys, tl.trans(queries), BY_HAND) * scale2
+        if r is not None:
+            here, placed = positions(r, low, rows, inside, P, 0)
+            c = coefficients(M, M_at, g, g_at, slopes, h, rows, inside, placed, scale2, P, FULL, 0)
+            d = differences(s, there, here, P, low is not None, BY_HAND)
+            s = add_terms(s, d, c, seen, M is not None, g is not None, slopes is not None, FULL, P, UNPLACED)
+        if bias is not None:
+            both = real[:, None] & inside[None, :]
+            across = rows.to(tl.int64)[None, :] * bias_at[2]
+            s += tl.load(bias + across, mask=both, other=0.0).to(tl.float32) * weight2
+        p = tl.exp2(tl.where(valid[:, None], s, float("-inf")) - level[None, :])
+        value_sums += _dot(_cast(p, dy.dtype, BY_HAND), dy, BY_HAND)
+        ds = p * (_dot(values, tl.trans(dy), BY_HAND) - mean[None, :])
+        key_sums += _dot(_cast(ds, queries.dtype, BY_HAND), queries, BY_HAND)
+
+    pointers = _base(dk, dk_at, b, h) + first * dk_n + _offsets(dk_n, BLOCK_J, WIDTH)
+    _store(pointers, key_sums * scale, real, SIZE, WIDTH, BY_HAND)
+    pointers = _base(dv, dv_at, b, h) + first * dv_n + _offsets(dv_n, BLOCK_J, VALUE_WIDTH)
+    _store(pointers, value_sums, real, VALUE_SIZE, VALUE_WIDTH, BY_HAND)

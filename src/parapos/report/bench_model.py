@@ -1,0 +1,344 @@
+"""The paper's efficiency table for the machine at hand: what each encoding costs a whole vision transformer.
+
+Rows are encodings, PaPE once per number of parabolas m; the row `none` is the model without positions, and the measure
+of all others. Per row: parameters; GFLOP of one image, counted on the model operator by operator and from the
+arithmetic in `flops.py`; time and peak memory of inference and of a training step (forward, backward, AdamW).
+Time: the rows take turns in every round, and what counts is the ratio to `none` in the same round. They share the
+weights outside the encoding, so that all fit in memory; AdamW runs at rate 0, so that every step is the same step.
+Memory: a fresh process per row, the peak above what it held before the model was made; weights are in it.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..encodings import fold
+from ..malloc import keep_memory
+from ..models import MODELS as REGISTRY
+from ..models import ViT, create_model
+from . import measure
+from .flops import gflops
+
+MODELS = [name for name, (cls, _) in REGISTRY.items() if cls is ViT]
+BASE = "none"
+ENCODINGS = (BASE, "sincos", "alibi", "rope", "rope_mixed", "lookhere", "pape", "pape_ri")
+PARABOLAS = (2, 4, 8, 16, 32, 50, 64)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MODES = ("inference", "training")
+SECONDS, LEAST_ROUNDS, ROUNDS = 600.0, 3, 30
+WARM_UP_SIZE = 64
+PROTOCOL = {
+    "time": "rows in turn, rotated by one each round; median and quartiles of the per-round ratios to 'none'",
+    "memory": "fresh process, peak above what it held before the model was made, weights and optimizer included",
+    "training": "forward, backward and fused AdamW, drop path on, W_b folded",
+    "inference": "evaluation mode, no gradients, W_b folded beforehand (parapos.fold)",
+    "precision": "weights in float32; bf16 and fp16 by autocast, without loss scaling",
+    "mode": "eager",
+    "gflop": "2 per multiply-add; counted: operators of one image; analytic: the paper's form of the encoding",
+    "increase": "PaPE with 50 parabolas over the cheapest of sincos, alibi, rope, rope_mixed, lookhere",
+    "paper": "ratios to the sincos row, as the paper has no row without an encoding",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    encoding: str
+    parabolas: int | None = None  # of PaPE
+
+    def __str__(self) -> str:
+        return self.encoding if self.parabolas is None else f"{self.encoding} m={self.parabolas}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured once for every row and mode."""
+
+    model: str
+    size: int
+    batch: int
+    dtype: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.model} at {self.size} px, batch {self.batch}, {self.dtype}"
+
+
+@cache
+def paper() -> dict[str, Any]:
+    """The published table: model, size, and per row the figures by column name."""
+    found = tomllib.loads(resources.files(__package__).joinpath("paper_efficiency.toml").read_text())
+    rows = {row: dict(zip(found["columns"], figures, strict=True)) for row, figures in found["rows"].items()}
+    return {"model": found["model"], "size": found["size"], "rows": rows}
+
+
+def make_rows(encodings: Sequence[str], parabolas: Sequence[int]) -> list[Row]:
+    """`none` first, then the encodings in the order given; PaPE once per m."""
+    rows = [Row(BASE)]
+    for name in encodings:
+        rows += [Row(name, m) for m in parabolas] if name == "pape" else [Row(name)]
+    return list(dict.fromkeys(rows))
+
+
+def build(row: Row, model: str, **size: int) -> ViT:
+    options = size if row.parabolas is None else {"parabolas": row.parabolas, **size}
+    net = create_model(model, encoding=row.encoding, **options)
+    assert isinstance(net, ViT)
+    nn.init.normal_(net.classifier.weight, std=0.02)  # zeros would make all other gradients zero
+    return net
+
+
+def share(net: ViT, trunk: ViT) -> None:
+    """Replace all parameters of net that trunk has too by trunk's."""
+    own = dict(trunk.named_parameters())
+    for name, _ in list(net.named_parameters()):
+        if name in own:
+            module, _, leaf = name.rpartition(".")
+            setattr(net.get_submodule(module), leaf, own[name])
+
+
+def adamw(net: ViT, state: defaultdict[Any, Any] | None = None) -> torch.optim.AdamW:
+    """With `state`, moments are shared too: rows that share weights need one copy."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.0, weight_decay=0.05, fused=True)
+    if state is not None:
+        optimizer.state = state
+    return optimizer
+
+
+def prepare(net: ViT, optimizer: torch.optim.AdamW | None, setting: Setting) -> Callable[[], object]:
+    """One step as a call, on inputs made here: a training step, or inference if there is no optimizer."""
+    images = torch.randn(setting.batch, 3, setting.size, setting.size, device=setting.device)
+    labels = torch.randint(net.classifier.out_features, (setting.batch,), device=setting.device)
+    dtype = DTYPES[setting.dtype]
+    half: Callable[[], AbstractContextManager[object]] = nullcontext
+    if dtype != torch.float32:
+        half = lambda: torch.autocast(setting.device, dtype)  # noqa: E731
+
+    def infer() -> Tensor:
+        with torch.no_grad(), half():
+            return net(images)
+
+    def train() -> None:
+        assert optimizer is not None
+        with half():
+            loss = F.cross_entropy(net(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    net.train(optimizer is not None)
+    return infer if optimizer is None else train
+
+
+def _tiny(row: Row, model: str) -> ViT:
+    """The same operators on next to no numbers, to warm up with."""
+    return build(row, model, dim=16 * REGISTRY[model][1]["heads"], depth=1, mlp_dim=32)
+
+
+def measure_memory(row: Row, mode: str, setting: Setting) -> int:
+    """Peak bytes of the model and a step; of two in training, as the first makes the moments. For a fresh process."""
+
+    def step(net: ViT, setting: Setting) -> Callable[[], object]:
+        net = (net if mode == "training" else fold(net)).to(setting.device)
+        return prepare(net, adamw(net) if mode == "training" else None, setting)
+
+    def make() -> Callable[[], object]:
+        call = step(build(row, setting.model), setting)
+        return (lambda: [call(), call()]) if mode == "training" else call
+
+    step(_tiny(row, setting.model), replace(setting, size=WARM_UP_SIZE, batch=1))()
+    return measure.peak_memory(make, setting.device)
+
+
+def parameters(row: Row, model: str) -> dict[str, int]:
+    """All parameters, and those of the encodings."""
+    with torch.device("meta"):
+        net = build(row, model)
+    encodings = [module for name, module in net.named_modules() if name.endswith(".attention.encoding")]
+    return {
+        "parameters": sum(p.numel() for p in net.parameters()),
+        "positional": sum(p.numel() for module in encodings for p in module.parameters()),
+    }
+
+
+def count(row: Row, model: str, size: int, device: str) -> dict[str, float | None]:
+    """GFLOP of one image by mode, operator by operator; None if one of ours has no formula. All tensors are fake."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import, as are the formulas
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from ..attention import flops as _  # noqa: F401  registers the formulas of our operators
+
+    class Ours(TorchDispatchMode):
+        """Takes note of the operators of this package."""
+
+        seen: ClassVar[set[Any]] = set()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "parapos":
+                self.seen.add(func.overloadpacket)
+            return func(*args, **(kwargs or {}))
+
+    found: dict[str, float | None] = {}
+    with FakeTensorMode(), torch.device(device):
+        net, images = build(row, model), torch.zeros(1, 3, size, size)
+        for mode in MODES:
+            net.train(mode == "training")
+            with FlopCounterMode(display=False) as counter, Ours(), torch.set_grad_enabled(mode == "training"):
+                out = net(images)
+                if mode == "training":
+                    out.sum().backward()
+            uncounted = sorted(str(name) for name in Ours.seen if name not in counter.flop_registry)
+            found[mode] = None if uncounted else counter.get_total_flops() / 1e9
+            if uncounted:
+                measure.progress(f"GFLOP of {row}, {mode}: not counted, no formula for {', '.join(uncounted)}")
+    return found
+
+
+def analytic(row: Row, model: str, size: int) -> dict[str, float] | None:
+    """GFLOP by mode as `flops.py` has them: for the paper's model and size alone."""
+    if (model, size) != (paper()["model"], paper()["size"]):
+        return None
+    parabolas = {} if row.parabolas is None else {"parabolas": row.parabolas}
+    return {mode: gflops(row.encoding, training=mode == "training", **parabolas) for mode in MODES}
+
+
+def _folded(net: ViT) -> ViT:
+    """As it serves: PaPE's W_b folded. All other parameters are shared with net."""
+    shared = {id(p): p for p in net.parameters()}
+    return fold(copy.deepcopy(net, shared))
+
+
+def measure_time(
+    nets: dict[Row, ViT], state: defaultdict[Any, Any], setting: Setting, seconds: float, rounds: int
+) -> dict[tuple[str, Row], list[float]]:
+    """Seconds per mode, row and round. Rounds go on for `seconds`; LEAST_ROUNDS at least, `rounds` at most."""
+    device = setting.device
+    served = {row: _folded(net) for row, net in nets.items()}
+    steps = {("inference", row): prepare(net, None, setting) for row, net in served.items()}
+    steps |= {("training", row): prepare(net, adamw(net, state), setting) for row, net in nets.items()}
+
+    def warm(row: Row) -> None:
+        tiny = _tiny(row, setting.model).to(device)
+        for optimizer in (None, adamw(tiny)):
+            prepare(tiny, optimizer, replace(setting, size=WARM_UP_SIZE, batch=1))()
+        # Full size: on a CPU one step, so that the memory is there; on a GPU ten of each, for clocks and tuning.
+        for _ in range(10 if device == "cuda" else 1 if row.encoding == BASE else 0):
+            for mode in MODES:
+                steps[mode, row]()
+
+    for row in nets:
+        warm(row)
+    times: dict[tuple[str, Row], list[float]] = {key: [] for key in steps}
+    least, done, start = min(rounds, LEAST_ROUNDS), 0, time.perf_counter()
+    told = start
+    while done < least or (done < rounds and time.perf_counter() - start < seconds):
+        turn = done % len(nets)
+        for mode in MODES:
+            for row in [*nets][turn:] + [*nets][:turn]:
+                times[mode, row].append(measure.timed(steps[mode, row], device))
+        done += 1
+        now = time.perf_counter()
+        if done == 1 or now - told > 10:
+            told, each = now, (now - start) / done
+            left = max(least - done, min(rounds - done, (seconds - (now - start)) / each), 0) * each
+            measure.progress(f"time: {setting}: round {done} of at most {rounds}, about {left:.0f} s left")
+    return times
+
+
+def run(
+    *,
+    model: str = "vit_base_patch16",
+    encodings: Sequence[str] = ENCODINGS,
+    parabolas: Sequence[int] = PARABOLAS,
+    sizes: Sequence[int] = (224,),
+    batch: int = 1,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    seconds: float = SECONDS,
+    rounds: int = ROUNDS,
+) -> dict[str, Any]:
+    """Count and measure everything; timings take about `seconds` for all sizes together. Progress goes to stderr."""
+    rows, missing, held = [], {}, {}
+    for row in make_rows(encodings, parabolas):
+        try:
+            held[row] = parameters(row, model)
+            rows.append(row)
+        except ValueError as error:  # lookhere knows two numbers of heads
+            missing[str(row)] = str(error)
+            measure.progress(f"no row {row}: {error}")
+    settings = [Setting(model, size, batch, dtype, device) for size in sizes]
+    results: dict[str, Any] = {
+        **measure.machine(device),
+        "commit": measure.commit(),
+        "protocol": PROTOCOL,
+        "model": model,
+        "sizes": list(sizes),
+        "batch": batch,
+        "dtype": dtype,
+        "rows": [],
+        "missing": missing,
+    }
+    for size in sizes:
+        for row in rows:
+            what = {"row": str(row), **vars(row), "size": size, **held[row]}
+            gflop = {"gflop": count(row, model, size, device), "analytic": analytic(row, model, size)}
+            results["rows"].append({**what, **gflop})
+        measure.progress(f"counted: {len(rows)} rows at {size} px")
+    results["memory"] = _all_memory(rows, settings)
+    results["kept_memory"] = keep_memory()
+    results["time"] = _all_time(rows, settings, results["memory"], seconds, rounds)
+    return results
+
+
+def _all_memory(rows: Sequence[Row], settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    start, total = time.perf_counter(), len(rows) * len(settings) * len(MODES)
+    for setting in settings:
+        for mode in MODES:
+            base = None
+            for row in rows:
+                peak = measure.apart(measure_memory, row, mode, setting)
+                base = peak if row.encoding == BASE else base
+                ratio = peak / base if peak and base else None
+                out.append({"row": str(row), "size": setting.size, "mode": mode, "bytes": peak, "ratio": ratio})
+                left = (time.perf_counter() - start) * (total / len(out) - 1)
+                measure.progress(f"memory: {setting}, {mode}, {row}: {len(out)} of {total}, {left:.0f} s left")
+    return out
+
+
+def _all_time(
+    rows: Sequence[Row], settings: Sequence[Setting], memory: Sequence[dict[str, Any]], seconds: float, rounds: int
+) -> list[dict[str, Any]]:
+    """Rows whose process did not survive the memory measurement are left out."""
+    trunk = build(rows[0], settings[0].model).to(settings[0].device)
+    nets, state = {rows[0]: trunk}, defaultdict[Any, Any](dict)
+    for row in rows[1:]:
+        nets[row] = build(row, settings[0].model).to(settings[0].device)
+        share(nets[row], trunk)
+    out: list[dict[str, Any]] = []
+    start = time.perf_counter()
+    for index, setting in enumerate(settings):
+        lost = {x["row"] for x in memory if x["size"] == setting.size and x["bytes"] is None}
+        some = {row: net for row, net in nets.items() if str(row) not in lost}
+        if rows[0] not in some:
+            continue
+        left = (seconds - (time.perf_counter() - start)) / (len(settings) - index)
+        times = measure_time(some, state, setting, left, rounds)
+        for (mode, row), values in times.items():
+            what = {"row": str(row), "size": setting.size, "mode": mode, "seconds": statistics.median(values)}
+            out.append({**what, **measure.spread(values, times[mode, rows[0]])})
+    return out
