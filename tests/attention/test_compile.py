@@ -45,6 +45,24 @@ def test_one_graph_for_attention_with_mask_and_missing_positions(name: str) -> N
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("name", ["pape", "pape_ri", "alibi", "lookhere", "polynomial"])
+def test_the_graph_holds_the_fused_operator(name: str) -> None:
+    """Compiled code takes the same kernel as eager code: one node, and no softmax of N x N scores beside it."""
+    torch._dynamo.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    net = parapos.Attention(16, heads=2, encoding=name, pos_dim=2, **options(name))
+    r = parapos.grid_positions(5, 5)
+    torch.compile(net, fullgraph=True, backend=keep)(torch.randn(2, 25, 16), r)
+    called = [str(node.target) for node in graphs[0].graph.nodes]
+    assert sum(target.startswith("parapos.attention") for target in called) == 1, called
+    assert not any("softmax" in target for target in called)
+
+
 def test_through_the_default_backend() -> None:
     """Forward and backward through ahead-of-time autograd (its eager backend: code generation is PyTorch's affair)."""
     torch._dynamo.reset()

@@ -21,6 +21,13 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
+def transformed() -> bool:
+    """Whether a function transform or forward-mode differentiation is active; a compiler is neither."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
 def monomials(p: int, degree: int) -> Exponents:
     """Exponents of all monomials in p variables of degree 1..degree: C(degree + p, p) - 1 of them."""
     return tuple(

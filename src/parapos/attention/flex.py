@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..positions import centre, placed
+from .basis import transformed
 from .terms import Distance, Polynomial, Quadratic, Table, Term
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of b, h, i, j: sample, head, query, key
@@ -27,7 +28,7 @@ GRAPHS = 1024  # kinds of call that may be compiled; PyTorch's own limit of 8 is
 
 def refuse(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, needs_grad: bool) -> str | None:
     """Why FlexAttention cannot serve this call, or None."""
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+    if transformed():
         return "a function transform or forward-mode differentiation is active"
     if q.device.type not in ("cpu", "cuda"):
         return f"FlexAttention is compiled for CPU and CUDA, not for {q.device.type}"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import blockwise, features, flex, reference
-from .basis import no_autocast
+from . import blockwise, features, flex, reference, triton
+from .basis import no_autocast, transformed
 from .terms import Polynomial, Quadratic, Table, Term
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -60,7 +57,7 @@ WEIGHTS = "a fused kernel never forms the attention weights"
 
 
 def _features_refuse(call: Call) -> str | None:
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+    if transformed():
         return "a function transform or forward-mode differentiation is active"
     if call.return_weights:
         return WEIGHTS
@@ -116,17 +113,10 @@ def _dense_memory(call: Call) -> int:
     return scores * max(4, call.q.element_size()) * (3 + len(call.terms)) + _basis_memory(call, call.q.shape[2])
 
 
-def _triton() -> Any:
-    """The module is loaded when a call may need it: it loads Triton."""
-    return import_module(".triton", __package__)
-
-
 def _triton_refuse(call: Call) -> str | None:
     if call.return_weights:
         return WEIGHTS
-    if not call.q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
-        return f"it runs on GPUs, q is on {call.q.device.type}"
-    return _triton().refuse(call.q, call.k, call.v, call.terms, call.mask, call.needs_grad)
+    return triton.refuse(call.q, call.k, call.v, call.terms, call.mask, call.needs_grad)
 
 
 def _flex_refuse(call: Call) -> str | None:
@@ -151,8 +141,8 @@ KERNELS = {
             True,
             _triton_refuse,
             lambda call: f"one fused Triton kernel, {_names(call)} computed inside it",
-            lambda call: _output(call) + 4 * call.q[..., 0].numel(),
-            lambda *args: _triton().attention(*args),
+            lambda call: triton.memory(call.q, call.v),
+            triton.attention,
         ),
         Kernel("features", True, _features_refuse, _features_method, _features_memory, features.attention),
         Kernel(

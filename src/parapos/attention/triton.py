@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..positions import centre, placed
+from .basis import transformed
 from .terms import Distance, Polynomial, Quadratic, Table, Term
 
 LARGEST_SIZE = 128  # of a head
@@ -68,11 +69,6 @@ def _interpreted() -> bool:
     return not isinstance(forward, JITFunction)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _capability(device: str) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
-
-
 def refuse(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, needs_grad: bool) -> str | None:
     """Why this kernel cannot serve the call, or None if it can."""
     if not INSTALLED:
@@ -81,17 +77,23 @@ def refuse(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor 
         return "it was made for NVIDIA GPUs only"
     if not q.is_cuda and not (q.device.type == "cpu" and INTERPRETED):
         return f"it runs on GPUs, q is on {q.device.type}"
-    if q.is_cuda and _capability(str(q.device)) < CAPABILITY:
-        need, have = (".".join(map(str, x)) for x in (CAPABILITY, _capability(str(q.device))))
-        return f"it needs compute capability {need} or newer, this GPU has {have}"
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+    if q.is_cuda:
+        gpu = torch.cuda.get_device_properties(q.device)
+        if (gpu.major, gpu.minor) < CAPABILITY:
+            need = ".".join(map(str, CAPABILITY))
+            return f"it needs compute capability {need} or newer, this GPU has {gpu.major}.{gpu.minor}"
+    if transformed():
         return "a function transform or forward-mode differentiation is active"
     if q.dtype == torch.float64:
         return "it has no float64"
     for name, x in (("query", q), ("value", v)):
         if x.shape[-1] > LARGEST_SIZE:
             return f"it serves head sizes up to {LARGEST_SIZE}, the {name} size is {x.shape[-1]}"
-    return next((why for term in terms if (why := _refuse_term(term, needs_grad))), _refuse_sum(terms))
+    for term in terms:
+        why = _refuse_term(term, needs_grad)
+        if why is not None:
+            return why
+    return _refuse_sum(terms)
 
 
 def _refuse_term(term: Term, needs_grad: bool) -> str | None:

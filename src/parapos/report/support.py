@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -65,8 +66,12 @@ def refusal(cell: Cell) -> str | None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     gpu = cell.device == "cuda"
-    recent = patch("parapos.attention.triton._capability", return_value=(8, 0)) if gpu else nullcontext()
-    with recent, FakeTensorMode() if gpu else nullcontext(), torch.set_grad_enabled(cell.direction == "backward"):
+    recent = patch("torch.cuda.get_device_properties", return_value=SimpleNamespace(major=8, minor=0))
+    with (
+        recent if gpu else nullcontext(),
+        FakeTensorMode() if gpu else nullcontext(),
+        torch.set_grad_enabled(cell.direction == "backward"),
+    ):
         return KERNELS[cell.kernel].refuse(probe(cell))
 
 
