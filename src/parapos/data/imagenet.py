@@ -1,0 +1,270 @@
+"""ImageNet-1K, ImageNetV2 and ImageNet-R as datasets, and a check of what a copy of them holds.
+
+The official validation images are our "test"; "train" and "val" divide the training images 99 to 1, class by class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from . import FormatError
+from .imagenet_tree import (
+    CLASSES,
+    R_CLASSES,
+    VARIANTS,
+    Listing,
+    MissingError,
+    class_list,
+    list_r,
+    list_test,
+    list_train,
+    list_v2,
+)
+from .images import Images, pipeline, read_image
+from .transforms import CROP, Augment, eval_transform
+
+TRAIN, TEST, V2, R = 1_281_167, 50_000, 10_000, 30_000  # images
+VALIDATION = ("stratified", "every_100th")
+
+
+def validation_counts(sizes: Sequence[int]) -> list[int]:
+    """How many of each class go to validation: a hundredth rounded down, at least one, and the rest of a hundredth of
+    all, rounded down, to the classes with the largest remainders."""
+    for label, size in enumerate(sizes):
+        if size < 2:
+            raise FormatError(f"class {label} has {size} training images, expected at least 2 to divide them")
+    counts = [max(1, size // 100) for size in sizes]
+    spare = sum(sizes) // 100 - sum(counts)
+    by_remainder = sorted(range(len(sizes)), key=lambda label: (100 * counts[label] - sizes[label], label))
+    for label in by_remainder[: max(0, spare)]:
+        counts[label] += 1
+    return counts
+
+
+def validation_mask(listing: Listing, method: str = "stratified", seed: int = 0) -> list[bool]:
+    """Which training images are for validation.
+
+    stratified: per class, those first in the order of blake2b("seed/<wnid>/<image>"), so the choice depends on names
+    and seed alone. every_100th: the first of every full hundred in sorted order; the seed must be 0.
+    """
+    if method not in VALIDATION:
+        raise ValueError(f"validation must be one of {', '.join(VALIDATION)}, got {method!r}")
+    total = len(listing.files)
+    if method == "every_100th":
+        if seed:
+            raise ValueError(f"split_seed has no effect with validation='every_100th', got {seed}")
+        return [i % 100 == 0 and i < total // 100 * 100 for i in range(total)]
+    groups: list[list[int]] = [[] for _ in range(listing.classes)]
+    for i, label in enumerate(listing.labels):
+        groups[label].append(i)
+    digest = [hashlib.blake2b(os.fsencode(f"{seed}/{name}"), digest_size=16).digest() for name in listing.files]
+    mask = [False] * total
+    for group, count in zip(groups, validation_counts([len(group) for group in groups]), strict=True):
+        for i in sorted(group, key=digest.__getitem__)[:count]:
+            mask[i] = True
+    return mask
+
+
+def restrict(logits: Tensor, labels: Sequence[int] = R_CLASSES) -> Tensor:
+    """Logits (..., classes) with all but some classes at minus infinity: ImageNet-R among its 200 classes."""
+    keep = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    keep[list(labels)] = True
+    return logits.masked_fill(~keep, -torch.inf)
+
+
+def imagenet(
+    split: str,
+    *,
+    root: str | Path,
+    size: int = 224,
+    seed: int = 0,
+    augment: Augment | None = None,
+    crop: float = CROP,
+    normalize: bool = False,
+    upright: bool = True,
+    corrupt: str = "error",
+    validation: str = "stratified",
+    split_seed: int = 0,
+    complete: bool = True,
+) -> Images:
+    """ImageNet-1K. complete=False accepts other numbers of classes and images than ImageNet's.
+
+    augment is for "train", crop for the others. corrupt="skip" holds for "train", which alone may replace an image.
+    """
+    if split not in ("train", "val", "test"):
+        raise ValueError(f"split must be 'train', 'val' or 'test', got {split!r}")
+    transform, random = pipeline(split, size, augment=augment, crop=crop, normalize=normalize)
+    listing = list_test(root) if split == "test" else list_train(root)
+    if complete:
+        _judge(listing, TEST if split == "test" else TRAIN)
+    if split != "test":
+        mask = validation_mask(listing, validation, split_seed)
+        chosen = [i for i, held in enumerate(mask) if held == (split == "val")]
+        files, labels = [listing.files[i] for i in chosen], [listing.labels[i] for i in chosen]
+        listing = replace(listing, files=files, labels=labels)
+    return Images(
+        listing.root,
+        listing.files,
+        listing.labels,
+        classes=listing.classes,
+        transform=transform,
+        random=random,
+        seed=seed,
+        upright=upright,
+        corrupt=corrupt if random else "error",
+    )
+
+
+def imagenet_v2(
+    split: str = "test",
+    *,
+    root: str | Path,
+    variant: str = VARIANTS[0],
+    size: int = 224,
+    crop: float = CROP,
+    normalize: bool = False,
+    upright: bool = True,
+    complete: bool = True,
+) -> Images:
+    """ImageNetV2, for testing. The paper's set is matched-frequency."""
+    transform = eval_transform(size, crop=crop, normalize=normalize)
+    return _test_only(split, list_v2(root, variant), V2 if complete else None, transform, upright)
+
+
+def imagenet_r(
+    split: str = "test",
+    *,
+    root: str | Path,
+    size: int = 224,
+    crop: float = CROP,
+    normalize: bool = False,
+    upright: bool = True,
+    complete: bool = True,
+) -> Images:
+    """ImageNet-R, for testing. Labels are among all classes; `subset` has the 200 that occur, for `restrict`."""
+    transform = eval_transform(size, crop=crop, normalize=normalize)
+    dataset = _test_only(split, list_r(root), R if complete else None, transform, upright)
+    dataset.subset = sorted(set(dataset.labels.tolist()))
+    return dataset
+
+
+def _test_only(split: str, listing: Listing, total: int | None, transform: nn.Module, upright: bool) -> Images:
+    if split != "test":
+        raise ValueError(f"split must be 'test', got {split!r}")
+    if total is not None:
+        _judge(listing, total)
+    files, labels, classes = listing.files, listing.labels, listing.classes
+    return Images(listing.root, files, labels, classes=classes, transform=transform, upright=upright)
+
+
+def _judge(listing: Listing, total: int) -> None:
+    if listing.classes != CLASSES or len(listing.files) != total:
+        raise FormatError(
+            f"{listing.root}: {len(listing.files)} images, {listing.classes} classes, expected {total} and {CLASSES}; "
+            "complete=False accepts this"
+        )
+
+
+Progress = Callable[[Sequence[int], str], Iterable[int]]
+
+
+@dataclass
+class Check:
+    """What a tree holds: rows of what, found, expected ("" if nothing is expected), and what is wrong."""
+
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def count(self, what: str, found: int, expected: int | None) -> None:
+        self.rows.append((what, f"{found:,}", "" if expected is None else f"{expected:,}"))
+        if expected is not None and found != expected:
+            self.problems.append(f"{what}: found {found:,}, expected {expected:,}")
+
+
+def check(
+    root: str | Path, *, sample: int = 1000, complete: bool = True, progress: Progress = lambda items, name: items
+) -> Check:
+    """Counts every part of a tree and reads `sample` images of each, evenly spaced. ImageNetV2 and -R may be absent."""
+    root = Path(root)
+    result = Check()
+    try:
+        result.count("classes", len(class_list(root) or ()), CLASSES if complete else None)
+    except FormatError as error:
+        result.problems.append(f"classes: {error}")
+        return result
+    readers: list[tuple[str, Callable[[], Listing], int, int | None, bool]] = [
+        ("train images", lambda: list_train(root), TRAIN, None, True),
+        ("test images", lambda: list_test(root), TEST, 50, True),
+        ("ImageNet-R images", lambda: list_r(root), R, None, False),
+    ]
+    for variant in VARIANTS:
+        name = f"ImageNetV2 {variant} images"
+        readers.append((name, lambda variant=variant: list_v2(root, variant), V2, 10, False))  # type: ignore[misc]
+    for name, read, total, each, needed in readers:
+        try:
+            listing = read()
+        except FormatError as error:
+            absent = isinstance(error, MissingError)
+            result.rows.append((name, "not there" if absent else "wrong", f"{total:,}" if complete else ""))
+            if needed or not absent:
+                result.problems.append(f"{name}: {error}")
+            continue
+        result.count(name, len(listing.files), total if complete else None)
+        if name == "train images":
+            _check_division(listing, complete, result)
+        _check_classes(name, listing, each if complete else None, result)
+        _check_sample(name, listing, sample, progress, result)
+    return result
+
+
+def _check_division(listing: Listing, complete: bool, result: Check) -> None:
+    try:
+        mask = validation_mask(listing)
+    except FormatError as error:
+        result.problems.append(f"division of the train images: {error}")
+        return
+    held = sum(mask)
+    for what, found, expected in (
+        ("training", len(mask) - held, TRAIN - TRAIN // 100),
+        ("validation", held, TRAIN // 100),
+    ):
+        result.rows.append((f"  of them for {what}", f"{found:,}", f"{expected:,}" if complete else ""))
+
+
+def _check_classes(name: str, listing: Listing, each: int | None, result: Check) -> None:
+    if each is None or not listing.labels:
+        return
+    counts = torch.bincount(torch.tensor(listing.labels), minlength=CLASSES)
+    wrong = (counts != each).nonzero().flatten().tolist()
+    if wrong:
+        told = f"class {wrong[0]} has {int(counts[wrong[0]])}"
+        result.problems.append(f"{name}: {len(wrong)} classes have not {each} images each; {told}")
+
+
+def _check_sample(name: str, listing: Listing, sample: int, progress: Progress, result: Check) -> None:
+    total = len(listing.files)
+    chosen = [i * total // min(sample, total) for i in range(min(sample, total))]
+    unreadable = 0
+    for i in progress(chosen, name):
+        try:
+            read_image(listing.root / listing.files[i])
+        except (FormatError, OSError) as error:
+            unreadable += 1
+            result.problems.append(f"unreadable: {error}")
+    result.rows.append((f"  of {len(chosen):,} read, unreadable", f"{unreadable:,}", "0"))
+
+
+def write_split(root: str | Path, out: str | Path, *, validation: str = "stratified", split_seed: int = 0) -> str:
+    """Writes the names of the validation images, one <wnid>/<image> per line. Returns the SHA-256 of the file."""
+    listing = list_train(root)
+    mask = validation_mask(listing, validation, split_seed)
+    text = os.fsencode("".join(f"{name}\n" for name, held in zip(listing.files, mask, strict=True) if held))
+    Path(out).write_bytes(text)
+    return hashlib.sha256(text).hexdigest()

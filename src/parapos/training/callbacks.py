@@ -1,0 +1,242 @@
+"""What happens beside the steps, in one order: count, record, save, stop.
+
+A checkpoint is written between steps only, and after a validation, never before one that is due, unless a signal asks
+for it; then the validation is done first when the run goes on. The metrics file is written through before a checkpoint
+that counts its rows, so both always agree.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import Logger
+
+from . import checkpoint
+from .task import NonFiniteLoss, Task
+
+SHOWN = 8  # samples that an error names
+
+
+class Stopped(Exception):
+    """A signal ended training after a checkpoint. Its number is `signal`."""
+
+    def __init__(self, number: int, path: Path) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}; saved {path}")
+        self.signal = number
+
+
+class Recorder:
+    """metrics.csv, and loggers that get the same rows. Numbers are written so that they read back as they were."""
+
+    def __init__(self, path: Path, metric_names: Sequence[str], loggers: Sequence[Logger] = ()) -> None:
+        self.path, self.loggers = path, loggers
+        self.columns = ["step", "epoch", "lr", "train_loss", *(f"val_{name}" for name in metric_names)]
+
+    def rewind(self, rows: int) -> str | None:
+        """Keeps the first rows that a checkpoint knows, and makes the file if there is none. Says what is missing."""
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
+        kept = [line for line in lines[1:] if line.endswith("\n")][:rows]
+        header = ",".join(self.columns) + "\n"
+        if lines and lines[0] != header:
+            raise checkpoint.CheckpointError(f"{self.path}: expected the columns {','.join(self.columns)}")
+        checkpoint.write(self.path, "".join([header, *kept]).encode())
+        return f"{self.path}: has {len(kept)} of {rows} rows; the others are lost" if len(kept) < rows else None
+
+    def add(self, row: dict[str, Any]) -> None:
+        text = io.StringIO()
+        csv.DictWriter(text, self.columns, lineterminator="\n").writerow(row)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(text.getvalue())
+        numbers = {key: value for key, value in row.items() if key != "step"}
+        for logger in self.loggers:
+            logger.log_metrics(numbers, row["step"])
+
+    def flush(self) -> None:
+        with open(self.path, "rb") as file:
+            os.fsync(file.fileno())
+
+
+class Display:
+    """A bar in a terminal, plain lines elsewhere; always on stderr."""
+
+    def __init__(self, steps: int, start: int) -> None:
+        self.steps, self.start, self.began = steps, start, time.monotonic()
+        self.bar: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")]
+            self.bar = Progress(*columns, console=Console(stderr=True))
+            self.task = self.bar.add_task("", total=steps, completed=start)
+            self.bar.start()
+
+    def line(self, text: str) -> None:
+        if self.bar is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self.bar.console.print(text, highlight=False, markup=False)
+
+    def step(self, step: int, loss: float) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, description=f"loss {loss:.4f}")
+
+    def row(self, row: dict[str, Any], epochs: int) -> None:
+        if "train_loss" in row and self.bar is not None:
+            return
+        left = (time.monotonic() - self.began) / max(1, row["step"] - self.start) * (self.steps - row["step"])
+        told = [f"{key} {value:.4g}" for key, value in row.items() if key not in ("step", "epoch")]
+        place = f"epoch {row['epoch']}/{epochs} step {row['step']}/{self.steps}"
+        self.line(", ".join([place, *told, f"left {timedelta(seconds=round(left))}"]))
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class Engine(Callback):
+    """Runs everything that is not the step itself. `folder` is the run's; only the first process writes there."""
+
+    def __init__(self, folder: Path, recorder: Recorder | None, display: Display | None) -> None:
+        self.folder, self.recorder, self.display = folder, recorder, display
+        self.signal = 0
+        self._before: dict[int, Any] = {}
+
+    def _listen(self) -> None:
+        """Takes SIGTERM and SIGINT from Lightning, which would leave at once. A second one does leave at once."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if number not in self._before and threading.current_thread() is threading.main_thread():
+                self._before[number] = signal.signal(number, self._heard)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        signal.signal(number, signal.SIG_DFL)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._listen()
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._listen()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        task: Task = pl_module
+        assert task.plan is not None
+        if (batch_idx + 1) % task.plan.accumulate:
+            return
+        loss, stop = task.finish_step(self.signal)
+        progress, run = task.progress, task.recipe.run
+        if not math.isfinite(loss):
+            raise NonFiniteLoss(self._not_finite(task, loss))
+        if self.display is not None:
+            self.display.step(progress.step, loss)
+        if progress.step % run.log_every == 0:
+            self._row(task, lr=trainer.optimizers[0].param_groups[0]["lr"])
+        due = run.save_every and progress.step % run.save_every == 0 and progress.step % task.plan.steps
+        if due or stop:
+            path = self._save(trainer, task)
+            if stop:
+                raise Stopped(stop, path)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if pl_module.average is not None:
+            pl_module.average.swap(True)
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
+        if self.signal and pl_module.plan.world == 1:  # several processes agree after the validation
+            if pl_module.average is not None:
+                pl_module.average.swap(False)
+            raise Stopped(self.signal, self._save(trainer, pl_module))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        task: Task = pl_module
+        assert task.plan is not None
+        progress = task.progress
+        progress.validated = progress.step // task.plan.steps
+        self._row(task, **{f"val_{name}": value for name, value in task.results.items()})
+        found = task.results[task.best_metric]
+        if found > progress.best or not progress.best_step:
+            progress.best, progress.best_step = found, progress.step
+            self._export(trainer, task)
+        if task.average is not None:
+            task.average.swap(False)
+        path = self._save(trainer, task)
+        if self.signal and task.plan.world == 1 and progress.step < task.steps:
+            raise Stopped(self.signal, path)
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        self._close()
+
+    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self.display is not None:
+            self.display.close()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _row(self, task: Task, **values: float) -> None:
+        """Adds a row to the metrics. One with a learning rate also has the mean loss since the last such row."""
+        progress = task.progress
+        assert task.plan is not None
+        row: dict[str, Any] = {"step": progress.step, "epoch": -(-progress.step // task.plan.steps), **values}
+        if "lr" in values:
+            row["train_loss"] = progress.loss_sum / progress.loss_steps
+            progress.loss_sum, progress.loss_steps = 0.0, 0
+        progress.rows += 1
+        if self.recorder is not None:
+            self.recorder.add(row)
+        if self.display is not None:
+            self.display.row(row, task.recipe.optim.epochs)
+
+    def _save(self, trainer: Trainer, task: Task) -> Path:
+        folder = self.folder / "checkpoints"
+        path = checkpoint.step_path(folder, task.progress.step)
+        sound = all(bool(p.isfinite().all()) for p in task.model.parameters())
+        if not trainer.strategy.reduce_boolean_decision(sound):
+            good = checkpoint.latest(folder)[0]
+            told = f"weights are not finite after step {task.progress.step}"
+            raise NonFiniteLoss(f"{told}; last good checkpoint: {good or 'none yet'}")
+        if self.recorder is not None:
+            self.recorder.flush()
+        trainer.save_checkpoint(path, weights_only=False)
+        if trainer.is_global_zero:
+            checkpoint.prune(folder, task.recipe.run.keep)
+        return path
+
+    def _export(self, trainer: Trainer, task: Task) -> None:
+        weights = trainer.strategy.lightning_module_state_dict()
+        if trainer.is_global_zero:
+            model = {k.removeprefix("model."): v for k, v in weights.items() if k.startswith("model.")}
+            checkpoint.export(
+                self.folder / "weights.safetensors",
+                model,
+                model=task.recipe.model.name,
+                encoding=task.recipe.model.encoding,
+                options=task.recipe.model.chosen,
+                classes=task.classes,
+                size=task.recipe.data.size,
+                step=task.progress.step,
+                **{f"val_{name}": value for name, value in task.results.items()},
+            )
+
+    def _not_finite(self, task: Task, loss: float) -> str:
+        bad = task.bad_samples()
+        more = f" and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+        who = f"samples {', '.join(map(str, bad[:SHOWN]))}{more}" if bad else "no single sample, only their sum"
+        good = checkpoint.latest(self.folder / "checkpoints")[0]
+        return f"loss is {loss} at step {task.progress.step}, from {who}; last good checkpoint: {good or 'none yet'}"

@@ -1,0 +1,174 @@
+"""Files that are whole or not there: checkpoints to go on from, and weights to use.
+
+A checkpoint is what `torch.save` writes, of plain types alone, and loads with `weights_only=True`: nothing in it runs.
+Its format holds a checksum of every tensor, which is compared before a run goes on from it. Weights are safetensors,
+with all that is needed to build the model again in the header.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import re
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from torch import Tensor, nn
+
+from ..models import create_model
+
+HEADER = "parapos"  # the key in the metadata of safetensors; one key, for they have no order
+FORMAT = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint or weights file is damaged, foreign or dangerous. The message names it."""
+
+
+def write(path: Path, data: bytes | memoryview) -> None:
+    """Puts a file in place at once: it holds the old content or the new, whatever happens on the way."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save(state: Mapping[str, Any], path: Path) -> None:
+    """Writes a checkpoint of plain types: numbers, texts, lists, dictionaries and tensors."""
+    buffer = io.BytesIO()
+    torch.save(_plain(state, ""), buffer)
+    write(path, buffer.getbuffer())
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        return {_plain(k, where): _plain(v, f"{where}.{k}") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        kind = tuple if isinstance(value, tuple) else list
+        return kind(_plain(v, f"{where}[{i}]") for i, v in enumerate(value))
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if type(value) is str:
+        return sys.intern(value)  # equal states then give equal bytes: pickle writes an object once
+    if value is None or type(value) in (bool, int, float):
+        return value
+    raise CheckpointError(f"a checkpoint holds plain types only, got {type(value).__name__} at {where or 'its top'}")
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint file, or None: its checksums are compared."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+        return None if bad is None else f"checksum of {bad} does not match"
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        return f"truncated or not a checkpoint ({error})"
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint. What is damaged, or holds more than plain types, raises CheckpointError and runs nothing."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    if (wrong := damage(path)) is not None:
+        raise CheckpointError(f"{path}: {wrong}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path}: refused, expected plain types alone: {reason}") from None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: expected a dictionary, got {type(state).__name__}")
+    return state
+
+
+def step_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:09d}.ckpt"
+
+
+def steps(folder: Path) -> dict[int, Path]:
+    """Checkpoints of a folder by step, the latest first."""
+    names = [(re.fullmatch(r"step-(\d{9,})\.ckpt", path.name), path) for path in folder.glob("*.ckpt")]
+    found = {int(match[1]): path for match, path in names if match}
+    return dict(sorted(found.items(), reverse=True))
+
+
+def latest(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest undamaged checkpoint of a folder, and a message for each newer one that is damaged."""
+    messages: list[str] = []
+    for path in steps(folder).values():
+        if (wrong := damage(path)) is None:
+            return path, messages
+        messages.append(f"{path}: {wrong}; going back to the one before")
+    if messages:
+        raise CheckpointError("; ".join(messages) + ", but there is none")
+    return None, []
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Removes all but the newest `keep` checkpoints, and what a killed process left half written."""
+    for path in list(steps(folder).values())[keep:]:
+        path.unlink(missing_ok=True)
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def export(path: str | Path, weights: Mapping[str, Tensor], **about: Any) -> None:
+    """Writes weights as safetensors. about: what `load_weights` needs (model, encoding, options, classes) and more."""
+    from safetensors.torch import save as to_bytes
+
+    header = {HEADER: json.dumps({"format": FORMAT, **about})}
+    write(Path(path), to_bytes({k: v.detach().cpu().contiguous() for k, v in weights.items()}, metadata=header))
+
+
+def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The model of an exported file in evaluation mode, and what the file says about itself."""
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: not safetensors: {error}") from None
+    try:
+        about: dict[str, Any] = json.loads(header.get(HEADER, "{}"))
+        if about.get("format") != FORMAT:
+            raise ValueError(f"expected format {FORMAT}, got {about.get('format', 'none')}")
+        name, options = about["model"], about["options"]
+        model = create_model(name, encoding=about["encoding"], num_classes=about["classes"], **options)
+        model.to(next(iter(weights.values())).dtype).load_state_dict(weights)
+    except (KeyError, StopIteration, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: header and weights do not make a model: {error}") from None
+    return model.eval(), about
+
+
+class SafeIO(CheckpointIO):
+    """Lightning's reader and writer of checkpoints, through `save` and `load`."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        save(checkpoint, Path(path))
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return load(Path(path))
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)

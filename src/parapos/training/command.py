@@ -1,0 +1,80 @@
+"""What `parapos train` and `parapos eval` do between the command line and the engine."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..malloc import keep_memory
+from ..report.text import table
+from . import fit, recipe
+from .callbacks import Stopped
+from .recipe import RecipeError
+from .task import NonFiniteLoss
+
+
+def train(source: str, out: Path | None, resume: bool, changes: Mapping[str, str]) -> int:
+    """Trains a recipe, or takes up the run in a folder. Gives the exit code: 0, 1 for a loss that is not finite, or 128
+    plus the number of the signal that ended it."""
+    keep_memory()
+    if Path(source).is_dir():
+        if out is not None:
+            raise RecipeError(f"--out: {source} is a run already, expected a recipe")
+        out, source = Path(source), str(Path(source) / "recipe.toml")
+        recipe.find(source)
+    wanted = recipe.load(source, changes)
+    out = out or Path("runs") / f"{Path(source).stem}-{wanted.model.encoding}"
+    try:
+        ending = fit.train(wanted, out, must_exist=resume)
+    except Stopped as stop:
+        _say(str(stop))
+        return 128 + stop.signal
+    except NonFiniteLoss as error:
+        _say(str(error))
+        return 1
+    if fit.is_first():
+        print(ending)
+    return 0
+
+
+def evaluate(
+    folder: Path, split: str, size: int | None, scale: str, root: str | None, data: str | None, batch: int | None
+) -> int:
+    """Prints the metrics of a run and adds them to its evaluations.csv. scale: a number, or "interpolate"."""
+    keep_memory()
+    wanted = fit.load_run(folder)
+    if scale == "interpolate":
+        factor = wanted.data.size / (size or wanted.data.size)
+    else:
+        try:
+            factor = float(scale)
+        except ValueError:
+            raise RecipeError(f"--position-scale: expected a number or interpolate, got {scale!r}") from None
+    if not 0 < factor < float("inf"):
+        raise RecipeError(f"--position-scale: expected a positive number, got {scale!r}")
+    found = fit.evaluate(folder, split=split, size=size, position_scale=factor, root=root, data=data, batch=batch)
+    if fit.is_first():
+        about = {
+            "data": data or wanted.data.name,
+            "split": split,
+            "size": size or wanted.data.size,
+            "position_scale": factor,
+        }
+        row = {**about, **found, "samples": int(found["samples"])}
+        shown = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()]
+        print(table(list(row), [shown]))
+        path = folder / "evaluations.csv"
+        new = not path.exists()
+        with open(path, "a", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(row), lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+    return 0
+
+
+def _say(text: str) -> None:
+    if fit.is_first():
+        print(text, file=sys.stderr)

@@ -1,0 +1,317 @@
+"""Training and evaluation of a run. A run is a folder:
+
+recipe.toml           the recipe with every default written out
+versions.json         what it ran on, one entry per change
+metrics.csv           loss, rate and validation metrics by step
+tensorboard/          the same for TensorBoard
+checkpoints/          where to go on from: the newest, and those before it
+weights.safetensors   the weights that did best in validation, with what is needed to build the model
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
+from torch.utils.data import DataLoader
+
+from .. import __version__
+from ..blocks import Block
+from ..data import Dataset
+from ..data.batch import collate
+from ..data.sampling import EvalBatches, Plan, TrainBatches
+from . import checkpoint, recipe
+from .callbacks import Display, Engine, Recorder
+from .recipe import Recipe, RecipeError
+from .schema import Run
+from .task import Classification, Progress
+
+PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "safetensors", "numpy")
+
+
+def train(wanted: Recipe, folder: Path, *, must_exist: bool = False) -> str:
+    """Trains in a folder, from its newest checkpoint if it has one. Says how it ended.
+
+    Raises RecipeError before any data is read, CheckpointError, NonFiniteLoss, or Stopped after a signal.
+    """
+    wanted = _absolute(wanted)
+    resumed, state = _take_up(wanted, folder, must_exist)
+    progress = Progress(**state["parapos"]["progress"]) if state else Progress()
+    if progress.validated == wanted.optim.epochs:
+        return f"{folder} is finished: {_best(progress)}"
+    loggers = _loggers(wanted.run, folder, progress.step)
+    with _quiet(wanted.run):
+        trainer = _trainer(wanted.run, logger=loggers or False, gradient_clip_val=wanted.optim.clip or None)
+        world, rank = trainer.world_size, trainer.global_rank
+        part = wanted.optim.part or max(1, wanted.optim.batch // world)
+        if wanted.optim.batch % (part * world):
+            told = f"a multiple of {world} devices x optim.part {part} = {world * part}"
+            raise RecipeError(f"optim.batch: expected {told}, got {wanted.optim.batch}")
+
+        training, validation = (wanted.dataset(split) for split in ("train", "val"))
+        plan = Plan(
+            samples=len(training), batch=wanted.optim.batch, part=part, seed=wanted.run.seed, world=world, rank=rank
+        )
+        if state and state["parapos"]["samples"] != len(training):
+            told = f"{state['parapos']['samples']} training samples as when the run began, got {len(training)}"
+            raise RecipeError(f"data: expected {told}")
+        torch.manual_seed(wanted.run.seed)
+        task = Classification(wanted.model.build(training.classes), wanted, training.classes)
+        task.plan = plan
+        recorder = display = None
+        if rank == 0:
+            _begin(wanted, folder, world)
+            recorder = Recorder(folder / "metrics.csv", task.metric_names, loggers)
+            if lost := recorder.rewind(progress.rows):
+                print(lost, file=sys.stderr)
+            if resumed is not None:
+                print(f"resuming {folder} at step {progress.step} of {task.steps}", file=sys.stderr)
+            display = Display(task.steps, progress.step)
+        if wanted.run.compile:
+            task.model.compile()
+        done = progress.step // plan.steps  # epochs whose steps are all done
+        trainer.accumulate_grad_batches = plan.accumulate
+        trainer.num_sanity_val_steps = float("inf") if done > progress.validated else 0  # a validation is still due
+        trainer.fit_loop.max_epochs = wanted.optim.epochs - done
+        trainer.callbacks.append(Engine(folder, recorder, display))  # type: ignore[attr-defined]
+        batches = TrainBatches(plan, lambda: task.progress.step)
+        loader = _loader(wanted, training, batches)
+        task.eval_batches = EvalBatches(samples=len(validation), batch=wanted.data.eval_batch, world=world, rank=rank)
+        trainer.fit(task, loader, _loader(wanted, validation, task.eval_batches), ckpt_path=resumed and str(resumed))
+    return f"{folder} is finished: {_best(task.progress)}"
+
+
+def evaluate(
+    folder: Path,
+    *,
+    split: str = "test",
+    size: int | None = None,
+    position_scale: float = 1.0,
+    root: str | None = None,
+    data: str | None = None,
+    batch: int | None = None,
+) -> dict[str, float]:
+    """Metrics of a run's weights on a split. Needs the folder, and the data where its recipe or `root` says it is.
+
+    data: another dataset, at its own root. position_scale multiplies positions; trained size / size interpolates them.
+    batch: samples at a time on each device, by default that of the recipe.
+    """
+    wanted = load_run(folder)
+    changes = {key: value for key, value in (("size", size), ("root", root)) if value is not None}
+    model, about = checkpoint.load_weights(folder / "weights.safetensors")
+    patch = getattr(model, "patch", 1)
+    if size is not None and (size < 1 or size % patch):
+        raise RecipeError(f"size: expected a multiple of the model's patch size {patch}, got {size}")
+    dataset = wanted.dataset(split, data, **changes)
+    if dataset.classes != about["classes"]:
+        raise RecipeError(f"{data}: has {dataset.classes} classes, the model has {about['classes']}")
+    run = _as_possible(wanted.run)
+    with _quiet(run):
+        trainer = _trainer(run, logger=False)
+        task = Classification(model, wanted, about["classes"], position_scale)
+        task.average = None
+        world, rank = trainer.world_size, trainer.global_rank
+        batch = batch or wanted.data.eval_batch
+        task.eval_batches = EvalBatches(samples=len(dataset), batch=batch, world=world, rank=rank)
+        trainer.validate(task, _loader(wanted, dataset, task.eval_batches), verbose=False)
+    return {"samples": float(len(dataset)), **task.results}
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes and speaks."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def load_run(folder: Path) -> Recipe:
+    """The recipe of a run."""
+    if not (folder / "recipe.toml").is_file():
+        raise RecipeError(f"{folder}: not a run, it has no recipe.toml")
+    return recipe.load(folder / "recipe.toml")
+
+
+def _take_up(wanted: Recipe, folder: Path, must_exist: bool) -> tuple[Path | None, dict[str, Any] | None]:
+    """The checkpoint to go on from and what it holds, or nothing. A folder of another recipe is refused."""
+    known = folder / "recipe.toml"
+    if folder.exists() and not folder.is_dir():
+        raise RecipeError(f"{folder}: expected a folder for the run, got a file")
+    if not known.exists():
+        if must_exist:
+            raise RecipeError(f"{folder}: nothing to resume, it has no recipe.toml")
+        if is_first() and folder.exists() and any(path.name != ".recipe.toml.tmp" for path in folder.iterdir()):
+            raise RecipeError(f"{folder}: expected an empty folder or a run, it has no recipe.toml")
+        return None, None
+    if change := recipe.difference(load_run(folder), wanted):
+        raise RecipeError(f"{folder}: holds a run of another recipe ({change}); take another --out or the same recipe")
+    found, messages = checkpoint.latest(folder / "checkpoints")
+    for message in messages if is_first() else ():
+        print(message, file=sys.stderr)
+    state = checkpoint.load(found) if found else None
+    if state is not None and "parapos" not in state:
+        raise checkpoint.CheckpointError(
+            f"{found}: not a checkpoint of a run, it has only {', '.join(map(str, state))}"
+        )
+    return found, state
+
+
+def _begin(wanted: Recipe, folder: Path, world: int) -> None:
+    """Writes down what is run and on what, and removes what a killed process left half written."""
+    checkpoint.write(folder / "recipe.toml", wanted.dumps().encode())
+    for name in (folder, folder / "checkpoints"):
+        for path in name.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+    versions = folder / "versions.json"
+    told = json.loads(versions.read_text()) if versions.exists() else []
+    now = {**_versions(), "processes": world}
+    if not told or told[-1] != now:
+        if told:
+            change = "machine, software or number of processes changed; going on is not exact to the bit"
+            print(f"{versions}: {change}", file=sys.stderr)
+        checkpoint.write(versions, (json.dumps([*told, now], indent=2) + "\n").encode())
+
+
+def _versions() -> dict[str, Any]:
+    found = {"parapos": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    for name in PACKAGES:
+        found[name] = metadata.version(name)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    cpu = {"cpu": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+    return {**found, "gpu": gpu, **cpu}
+
+
+def _best(progress: Progress) -> str:
+    return f"best val_{Classification.best_metric} {progress.best:.4f} at step {progress.best_step}"
+
+
+def _absolute(wanted: Recipe) -> Recipe:
+    """With a root that still leads there from another folder."""
+    if not wanted.data.root:
+        return wanted
+    root = str(Path(wanted.data.root).expanduser().resolve())
+    return dataclasses.replace(wanted, data=dataclasses.replace(wanted.data, root=root))
+
+
+def _loader(wanted: Recipe, dataset: Dataset, batches: TrainBatches | EvalBatches) -> DataLoader[Any]:
+    workers = wanted.data.workers
+    return DataLoader(
+        dataset,  # type: ignore[arg-type]
+        batch_sampler=batches,
+        collate_fn=collate,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=torch.cuda.is_available(),
+    )
+
+
+def _loggers(run: Run, folder: Path, step: int) -> list[Logger]:
+    """TensorBoard and Weights & Biases, if asked for; they are imported only then. What came after `step` is hidden."""
+    found: list[Logger] = []
+    if not is_first():
+        return found
+    try:
+        if run.tensorboard:
+            from lightning.pytorch.loggers import TensorBoardLogger
+
+            found.append(TensorBoardLogger(folder, name=None, version="tensorboard", purge_step=step + 1))
+        if run.wandb:
+            from lightning.pytorch.loggers import WandbLogger
+
+            name = folder.resolve().name
+            found.append(WandbLogger(project=run.wandb, name=name, id=name, save_dir=folder, resume="allow"))
+    except ModuleNotFoundError as error:
+        raise RecipeError(f"run.{'wandb' if run.wandb else 'tensorboard'}: {error}") from None
+    return found
+
+
+def _as_possible(run: Run) -> Run:
+    """For evaluation where there is no GPU: on the CPU, in float32 instead of float16, and saying so."""
+    if torch.cuda.is_available() or not (
+        run.precision == "16-mixed" or run.accelerator == "gpu" or run.strategy == "fsdp"
+    ):
+        return run
+    precision = "32-true" if run.precision == "16-mixed" else run.precision
+    if is_first():
+        print(f"no GPU here: evaluating on the CPU in {precision}", file=sys.stderr)
+    return dataclasses.replace(run, accelerator="cpu", devices=1, nodes=1, strategy="auto", precision=precision)
+
+
+def _trainer(run: Run, **options: Any) -> Trainer:
+    cuda = run.accelerator != "cpu" and torch.cuda.is_available()
+    for key, value, needs in (("precision", run.precision, "16-mixed"), ("strategy", run.strategy, "fsdp")):
+        if value == needs and not cuda:
+            raise RecipeError(f"run.{key}: {value} needs a GPU, and there is none here")
+    if run.accelerator == "gpu" and not cuda:
+        raise RecipeError("run.accelerator: gpu, and there is none here")
+    devices, nodes = _places(run, cuda)
+    return Trainer(
+        accelerator="gpu" if cuda else "cpu",
+        devices=devices,
+        num_nodes=nodes,
+        strategy=_strategy(run, devices * nodes),
+        precision=run.precision,  # type: ignore[arg-type]
+        plugins=[checkpoint.SafeIO(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])],
+        deterministic=run.deterministic or not cuda,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        inference_mode=False,
+        max_epochs=1,
+        num_sanity_val_steps=0,
+        **options,
+    )
+
+
+def _places(run: Run, cuda: bool) -> tuple[int, int]:
+    """Devices per node and nodes; what started this process has the last word."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+        return local, int(os.environ["WORLD_SIZE"]) // local
+    return run.devices or (torch.cuda.device_count() if cuda else 1), run.nodes
+
+
+def _strategy(run: Run, world: int) -> Strategy | str:
+    if run.strategy == "fsdp":
+        return FSDPStrategy(auto_wrap_policy={Block}, state_dict_type="full")
+    if run.strategy == "ddp" or world > 1:
+        return DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
+    return "auto"
+
+
+@contextmanager
+def _quiet(run: Run) -> Iterator[None]:
+    """Silences what Lightning says about choices that are made here, and undoes what it sets for the whole process."""
+    levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(run.threads or threads)
+    settings: Any = torch.utils.deterministic
+    held = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+    settings.fill_uninitialized_memory = False  # costs time, and nothing here reads such memory
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            warnings.filterwarnings("ignore", message=".*(does not have many workers|sync_dist|isinstance.treespec).*")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        torch.use_deterministic_algorithms(held[0])
+        settings.fill_uninitialized_memory = held[1]
+        torch.set_num_threads(threads)

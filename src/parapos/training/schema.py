@@ -1,0 +1,177 @@
+"""The sections of a recipe: every key, its default, and what it may be. A section is checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..data import DATASETS
+from ..encodings import ENCODINGS, nearest
+from ..models import MODELS, create_model
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true")
+STRATEGIES = ("auto", "ddp", "fsdp")
+ACCELERATORS = ("auto", "cpu", "gpu")
+
+
+class Bad(Exception):
+    """A key of a section, and what is wrong with it."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key, self.message = key, message
+
+
+def _need(key: str, good: bool, expected: str, got: Any) -> None:
+    if not good:
+        raise Bad(key, f"expected {expected}, got {got!r}")
+
+
+def _known(key: str, name: str, known: list[str]) -> None:
+    _need(key, name in known, f"one of {', '.join(known)}{nearest(name, known)}", name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model of the registry; options are those of its class and of its encoding. encodings has a table of options per
+    encoding, of which only that of the chosen one is used, so that another one may be chosen by its name alone."""
+
+    name: str
+    encoding: str = "pape"
+    options: dict[str, Any] = field(default_factory=dict)
+    encodings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _known("name", self.name, list(MODELS))
+        _known("encoding", self.encoding, list(ENCODINGS))
+        for key in ("encoding", "num_classes"):
+            if key in self.options:
+                raise Bad(f"options.{key}", "not an option: it comes from model.encoding and from the data")
+
+        for name, table in self.encodings.items():
+            _known(f"encodings.{name}", name, list(ENCODINGS))
+            _need(f"encodings.{name}", isinstance(table, dict), "a table", table)
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """All options of the model with its encoding."""
+        return {**self.options, **self.encodings.get(self.encoding, {})}
+
+    def build(self, classes: int) -> torch.nn.Module:
+        return create_model(self.name, encoding=self.encoding, num_classes=classes, **self.chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A dataset of the registry at `size` pixels; options are its own. workers read and decode; results do not depend
+    on how many. eval_batch is per process."""
+
+    name: str
+    root: str = ""
+    size: int = 224
+    eval_batch: int = 64
+    workers: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _known("name", self.name, list(DATASETS))
+        _need("size", self.size >= 1, "at least 1", self.size)
+        _need("eval_batch", self.eval_batch >= 1, "at least 1", self.eval_batch)
+        _need("workers", self.workers >= 0, "0 or more", self.workers)
+        for key in ("root", "size", "seed", "augment"):
+            if key in self.options:
+                raise Bad(f"options.{key}", "not an option: it has a key of its own in the recipe")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """sample: how the dataset varies a sample (the fields of its own Augment). mixup and cutmix: the parameter of their
+    Beta distributions, 0 for never; a batch gets one of those that are on, with equal chance. smoothing: of labels."""
+
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    smoothing: float = 0.0
+    sample: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _need("mixup", self.mixup >= 0, "0 or more", self.mixup)
+        _need("cutmix", self.cutmix >= 0, "0 or more", self.cutmix)
+        _need("smoothing", 0 <= self.smoothing < 1, "at least 0 and below 1", self.smoothing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """AdamW; the rate rises linearly over the share `warmup` of all steps, then falls to 0 along half a cosine.
+
+    batch is the global batch of an optimizer step. part is how many samples go through the model at once, on one
+    device; 0 takes the batch over the number of devices. Drop path and mixing draw per part, so a given part makes the
+    result independent of the number of devices. decay: weight decay for "all" parameters, as in the released code, or
+    for "matrices" alone. clip: the gradient's largest norm, 0 for none. ema: decay of the average of the weights that
+    is evaluated and exported, 0 for none.
+    """
+
+    epochs: int
+    batch: int
+    lr: float
+    part: int = 0
+    weight_decay: float = 0.05
+    decay: str = "all"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    warmup: float = 0.05
+    clip: float = 0.0
+    ema: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "batch"):
+            _need(key, getattr(self, key) >= 1, "at least 1", getattr(self, key))
+        _need("lr", self.lr > 0, "a positive number", self.lr)
+        _need("eps", self.eps > 0, "a positive number", self.eps)
+        for key in ("part", "weight_decay", "clip"):
+            _need(key, getattr(self, key) >= 0, "0 or more", getattr(self, key))
+        _known("decay", self.decay, ["all", "matrices"])
+        _need("betas", all(0 <= b < 1 for b in self.betas), "two numbers from 0 to below 1", self.betas)
+        _need("warmup", 0 <= self.warmup < 1, "at least 0 and below 1", self.warmup)
+        _need("ema", 0 <= self.ema < 1, "at least 0 and below 1", self.ema)
+        if self.part and self.batch % self.part:
+            raise Bad("part", f"expected a divisor of optim.batch = {self.batch}, got {self.part}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How and where it runs. devices: per node, 0 for all. threads: of the CPU, 0 leaves the choice to torch; their
+    number changes the order of sums. save_every: steps between checkpoints, besides the one after each epoch, or 0.
+    keep: checkpoints on disk. wandb: a project at Weights & Biases, empty for none."""
+
+    seed: int = 0
+    accelerator: str = "auto"
+    threads: int = 0
+    devices: int = 1
+    nodes: int = 1
+    strategy: str = "auto"
+    precision: str = "32-true"
+    compile: bool = False
+    deterministic: bool = False
+    log_every: int = 50
+    save_every: int = 0
+    keep: int = 2
+    tensorboard: bool = True
+    wandb: str = ""
+
+    def __post_init__(self) -> None:
+        _known("accelerator", self.accelerator, list(ACCELERATORS))
+        _known("strategy", self.strategy, list(STRATEGIES))
+        _known("precision", self.precision, list(PRECISIONS))
+        _need("seed", 0 <= self.seed < 2**63, "from 0 to 2^63 - 1", self.seed)
+        _need("devices", self.devices >= 0, "0 or more", self.devices)
+        _need("threads", self.threads >= 0, "0 or more", self.threads)
+        _need("nodes", self.nodes >= 1, "at least 1", self.nodes)
+        _need("log_every", self.log_every >= 1, "at least 1", self.log_every)
+        _need("save_every", self.save_every >= 0, "0 or more", self.save_every)
+        _need("keep", self.keep >= 2, "at least 2, so that a damaged file has a predecessor", self.keep)
+        if self.precision == "16-mixed" and self.accelerator == "cpu":
+            raise Bad("precision", "16-mixed needs a GPU; on the CPU take bf16-mixed or 32-true")
+        if self.strategy == "fsdp" and self.accelerator == "cpu":
+            raise Bad("strategy", "fsdp needs GPUs; on the CPU take ddp")

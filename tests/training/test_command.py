@@ -1,0 +1,49 @@
+"""`parapos train` and `parapos eval` on the command line: what they take, and what bad input gets."""
+
+import pytest
+
+from parapos import cli
+
+
+def test_changes_may_stand_anywhere():
+    words = ["train", "--optim.lr", "-1", "digits", "--model.encoding=rope", "--out", "x", "--run.wandb", "a b"]
+    assert cli._changes(words) == {"optim.lr": "-1", "model.encoding": "rope", "run.wandb": "a b"}
+    assert words == ["train", "digits", "--out", "x"]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train", "the following arguments are required: RECIPE"),
+        ("train digits --optim.lr", "expected a value after --optim.lr"),
+        ("train digits --fast", "unrecognized arguments: --fast"),
+        ("train digit", "did you mean 'digits'"),
+        ("train digits --optim.rl 1", "digits.toml: optim.rl: unknown key"),
+        ("train digits --run.precision 16-mixed --run.accelerator cpu", "16-mixed needs a GPU"),
+        ("train digits --out {here}/file", "expected a folder for the run, got a file"),
+        ("train digits --out {here}/x --optim.part 5", "optim.part: expected a divisor of optim.batch = 64, got 5"),
+        ("train digits --out {here}/x --run.wandb me", "run.wandb: "),
+        ("train {here}", "recipe.toml: no such file"),
+        ("eval {here}", "not a run, it has no recipe.toml"),
+        ("eval {here} --size 0", "whole number from 1 to 65536, got '0'"),
+        ("eval {here} --position-scale", "expected one argument"),
+    ],
+)
+def test_errors_are_one_line(command, message, tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    assert cli.main(command.format(here=tmp_path).split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.startswith("parapos")
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"example: parapos {command}" in capsys.readouterr().out

@@ -1,0 +1,118 @@
+"""Runs `parapos` commands in forked processes that die where they are told to. Imports are paid for once.
+
+Reads a command per line as JSON: argv, log (a file for stdout and stderr), and one of
+  kill_after  seconds until SIGKILL comes from outside
+  kill_in     "step", "write", "fsync", "replace" or "append": the process kills itself in the n-th call of it
+  term_in     "part" or "validation": the process sends itself SIGTERM in the n-th call of it
+with n in `nth`. Answers with the exit code, negative for a signal.
+"""
+
+import builtins
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+
+import sklearn.datasets  # noqa: F401
+import torch.utils.tensorboard  # noqa: F401
+import torchvision.transforms.v2  # noqa: F401
+
+from parapos import cli
+from parapos.training import callbacks, checkpoint, command, task  # noqa: F401
+
+
+def strike(owner, name, nth, number):
+    """Makes the n-th call of a function send a signal to this process first."""
+    real, calls = getattr(owner, name), [0]
+
+    def wrapper(*args, **options):
+        calls[0] += 1
+        if calls[0] == nth:
+            os.kill(os.getpid(), number)
+        return real(*args, **options)
+
+    setattr(owner, name, wrapper)
+
+
+class HalfFile:
+    """An open file of which the n-th write leaves half of the data and then kills the process."""
+
+    calls = 0
+
+    def __init__(self, file, nth):
+        self.file, self.nth = file, nth
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.file.close()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def write(self, data):
+        HalfFile.calls += 1
+        if HalfFile.calls == self.nth:
+            self.file.write(data[: len(data) // 2])
+            self.file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.file.write(data)
+
+
+def arrange(order):
+    nth = order.get("nth", 1)
+    where = order.get("kill_in") or order.get("term_in")
+    number = signal.SIGKILL if "kill_in" in order else signal.SIGTERM
+    if where == "step":
+        strike(task.Task, "finish_step", nth, number)
+    elif where == "part":
+        strike(task.Task, "training_step", nth, number)
+    elif where == "validation":
+        strike(task.Task, "validation_step", nth, number)
+    elif where in ("fsync", "replace"):
+        strike(os, where, nth, number)
+    elif where in ("write", "append"):
+        module = checkpoint if where == "write" else callbacks
+        module.open = lambda *args, **options: HalfFile(builtins.open(*args, **options), nth)  # noqa: SIM115
+
+
+def child(order):
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    arrange(order)
+    try:
+        code = cli.main(order["argv"])
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 99
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main():
+    cli.parser()  # imports what it needs
+    print("ready", flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            child(order)
+        if "kill_after" in order:
+            time.sleep(order["kill_after"])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    main()
