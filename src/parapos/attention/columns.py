@@ -174,6 +174,19 @@ def _error(M: Tensor, g: Tensor, r: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(concave, (size * rest + 4 * lift) * 2.0**-24, torch.inf)
 
 
+def _fitted(r: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Positions centred and scaled to |r| <= 2^REACH_BITS, and the power of two (B or 1, 1, 1) that does it."""
+    r, reach = centre(r, mask)
+    fit = torch.exp2(torch.ceil(torch.log2(reach.clamp(min=1e-30))) - REACH_BITS)
+    return r / fit, fit
+
+
+def whole(r: Tensor, mask: Tensor | None) -> bool:
+    """Whether positions become whole numbers, which need fewer columns in float32."""
+    fitted = _fitted(r, mask)[0].float()
+    return bool((fitted == fitted.round()).all())
+
+
 def columns(term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
     """Extra columns for q (B, H, N, e) and for k (B or 1, N, e), in `dtype`, and an estimate of their error.
 
@@ -182,27 +195,26 @@ def columns(term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtyp
     """
     # float16 keeps 22 bits of a feature in two halves, so features are made with more than the 24 of float32.
     wide = torch.float64 if dtype == torch.float16 else torch.promote_types(dtype, torch.float32)
-    r, reach = centre(term.r, mask)
     here = placed(term.r)
     error = 0.0
     if isinstance(term, Polynomial):
-        query, key, const = polynomial(term, r.to(wide))
+        query, key, const = polynomial(term, centre(term.r, mask)[0].to(wide))
         query, key, const = query.movedim(-1, 0), key.movedim(-1, 0)[:, :, None], const[..., 0]
     else:
-        fit = torch.exp2(torch.ceil(torch.log2(reach.clamp(min=1e-30))) - REACH_BITS)  # (B or 1, 1, 1)
+        r, fit = _fitted(term.r, mask)
         some = term.M if term.M is not None else term.g
         assert some is not None
         form = some.new_zeros(some.shape[:3]) if term.M is None else term.M
         slope = some.new_zeros((*some.shape[:3], r.shape[-1])) if term.g is None else term.g
-        M, g, r = planes(form.to(wide), slope.to(wide), (r / fit).to(wide))
+        M, g, r = planes(form.to(wide), slope.to(wide), r.to(wide))
         fit = fit.to(wide)
         if M.ndim == 5:  # D^T M D sees the symmetric part alone
             M = (M + M.transpose(0, 1)) / 2
         M, g = M * fit.square(), g * fit
         estimate = _error(M, g, r if mask is None else torch.where(mask[:, None], r, 0.0), dtype)
-        error, whole = torch.stack([estimate, (r == r.round()).all().to(wide)]).tolist()
+        error, even = torch.stack([estimate, (r == r.round()).all().to(wide)]).tolist()
         if dtype == torch.float32:
-            query, key, const = _split32(M, g, r, bool(whole))
+            query, key, const = _split32(M, g, r, bool(even))
         else:
             query, key, const = psi(M, g, r), phi(r, M), constant(M, g, r)
             if wide != dtype:

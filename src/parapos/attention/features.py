@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import blockwise
-from .columns import columns, moment_basis, moment_gradients
+from .columns import columns, moment_basis, moment_gradients, whole
 from .terms import Distance, Polynomial, Quadratic, Table, Term
 from .windows import ALIGN, windows
 
@@ -37,8 +37,11 @@ def separable(terms: Sequence[Term], q: Tensor) -> bool:
     return len(terms) == 1 and isinstance(terms[0], kinds) and q.shape[2] > SMALL
 
 
-def widths(q: Tensor, v: Tensor, term: Term) -> tuple[int, int]:
-    """The most columns that a separable term may need, and the width of the heads that carry them."""
+def widths(q: Tensor, v: Tensor, term: Term, whole: bool = False) -> tuple[int, int]:
+    """The most columns that a separable term may need, and the width of the heads that carry them.
+
+    whole: positions are whole numbers.
+    """
     if isinstance(term, Polynomial):
         below = {b for a in term.exponents for b in product(*(range(n + 1) for n in a))}
         extra = len(below) - 1
@@ -47,7 +50,10 @@ def widths(q: Tensor, v: Tensor, term: Term) -> tuple[int, int]:
         p = term.r.shape[-1]
         full = term.M is not None and term.M.ndim == 5
         extra = p * (p + 1) // 2 + p if full else p + 1
-        extra = extra if q.dtype == torch.float64 else 3 * extra + (2 if q.dtype == torch.float32 else 0)
+        if q.dtype == torch.float32:
+            extra = (2 if whole else 3) * extra + 2
+        elif q.dtype != torch.float64:
+            extra *= 3
     extra += 0 if term.unplaced is False else 1 if q.dtype == torch.float64 else 2
     return extra, _rounded(extra, q, v)
 
@@ -107,56 +113,52 @@ def _separable(
     while q.dtype == torch.float32 and not q.is_cuda and (_thin(rows) or 0 < rows % 32 < 4):
         rows += 1  # hidden tokens
     hiding = q.dtype == torch.float32 and (rows > n or mask is not None)  # by a column, which costs less than a mask
-    buffers = q.new_empty(0)
+    starts = range(0, max(1, rows - QUERIES // 2), QUERIES)
+    blocks = [slice(x, rows if x == starts[-1] else x + QUERIES) for x in starts]
+    _, width = widths(q, v, term, whole(term.r, mask))
+    per_head = 3 * rows * width * q.element_size()
+    few_heads = max(1, min(heads, CHUNK_BYTES // per_head))
+    few = max(1, min(batch, CHUNK_BYTES // (per_head * heads)))
+    buffers = q.new_zeros((3, few, few_heads, rows, width))
     out = blockwise.empty(q, w)
-    row_bytes = 3 * rows * q.element_size()
-    few = max(1, min(batch, CHUNK_BYTES // (row_bytes * widths(q, v, term)[1] * heads)))
-    for i in range(0, batch, few):
-        samples = slice(i, min(i + few, batch))
-        seen = None if mask is None else mask[samples]
-        some = _part(term, samples, slice(None))
+    for i, j in product(range(0, batch, few), range(0, heads, few_heads)):
+        part = slice(i, min(i + few, batch)), slice(j, min(j + few_heads, heads))
+        seen = None if mask is None else mask[part[0]]
+        some = _part(term, *part)
         query, key, error = columns(some, seen, q.dtype)
         if not error * scale <= ERRORS[q.dtype]:
             return blockwise.forward(q, k, v, [term], mask, scale)
         extra = query.shape[-1] + hiding
-        width = _rounded(extra, q, v)
         # float32 is exact if the columns are summed first; half precision rounds less if they come last.
         half = q.dtype in (torch.float16, torch.bfloat16)
         first = slice(h, h + extra) if half else slice(int(hiding), extra)
         second = slice(0, h) if half else slice(extra, extra + h)
-        few_heads = max(1, min(heads, CHUNK_BYTES // (row_bytes * width)))
-        if buffers.shape[-1] != width:  # only now: the columns have freed what they were made from
-            buffers = q.new_zeros((3, few, few_heads, rows, width))
-        starts = range(0, max(1, rows - QUERIES // 2), QUERIES)
-        blocks = [slice(x, rows if x == starts[-1] else x + QUERIES) for x in starts]
-        seen_keys = _windows(q[samples], k[samples], some, seen, scale, blocks)
-        for j in range(0, heads, few_heads):
-            part = (samples, slice(j, min(j + few_heads, heads)))
-            a, b, c = buffers[:, : part[0].stop - i, : part[1].stop - j]
-            a[..., :n, first] = query[:, part[1]]
-            a[..., :n, second] = q[part]
-            b[..., :n, first] = key[:, None]
-            b[..., :n, second] = k[part]
-            c[..., :n, :w] = v[part]
+        a, b, c = buffers[:, : part[0].stop - i, : part[1].stop - j]
+        a[..., :n, first] = query
+        a[..., :n, second] = q[part]
+        b[..., :n, first] = key[:, None]
+        b[..., :n, second] = k[part]
+        c[..., :n, :w] = v[part]
+        del query, key
+        if seen is not None:
+            for x in (b, c):
+                x[..., :n, :].masked_fill_(~seen[:, None, :, None], 0.0)
+        if hiding:
+            a[..., 0] = 1.0
+            b[..., 0] = 0.0
+            b[..., n:, 0] = HIDDEN
             if seen is not None:
-                for x in (b, c):
-                    x[..., :n, :].masked_fill_(~seen[:, None, :, None], 0.0)
-            if hiding:
-                a[..., 0] = 1.0
-                b[..., 0] = 0.0
-                b[..., n:, 0] = HIDDEN
-                if seen is not None:
-                    b[..., :n, 0].masked_fill_(~seen[:, None, :], HIDDEN)
-            if seen_keys is None:
-                out[part] = _fused(a, b, c, None if hiding else seen, scale)[..., :n, :w]
-                continue
-            for index, queries in enumerate(blocks):
-                ranges = [head[index] for head in seen_keys[part[1]]]
-                start, end = min(x for x, _ in ranges), min(max(x for _, x in ranges), rows)
-                keys = slice(max(0, start - ALIGN) if _thin(end - start) else start, end)
-                visible = None if hiding or seen is None else seen[:, keys]
-                block = _fused(a[:, :, queries], b[:, :, keys], c[:, :, keys], visible, scale)
-                out[part][:, :, queries] = block[:, :, : n - queries.start, :w]
+                b[..., :n, 0].masked_fill_(~seen[:, None, :], HIDDEN)
+        ranges = _windows(q[part], k[part], some, seen, scale, blocks)
+        if ranges is None:
+            out[part] = _fused(a, b, c, None if hiding else seen, scale)[..., :n, :w]
+            continue
+        for index, queries in enumerate(blocks):
+            start, end = min(head[index][0] for head in ranges), min(max(head[index][1] for head in ranges), rows)
+            keys = slice(max(0, start - ALIGN) if _thin(end - start) else start, end)
+            visible = None if hiding or seen is None else seen[:, keys]
+            block = _fused(a[:, :, queries], b[:, :, keys], c[:, :, keys], visible, scale)
+            out[part][:, :, queries] = block[:, :, : n - queries.start, :w]
     return out
 
 

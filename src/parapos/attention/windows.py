@@ -55,11 +55,16 @@ def boxes(q: Tensor, k: Tensor, term: Quadratic, r: Tensor, mask: Tensor | None,
         axis = torch.stack([inverted[u, u] for u in range(len(g))])
         vertex = (inverted * g).sum(1) / -2
     dtype = torch.promote_types(q.dtype, torch.float32)
-    q, k = q.to(dtype), k.to(dtype)
-    length, own = torch.linalg.vector_norm(k, dim=-1), (q * k).sum(-1)
+    products = []  # head by head, to save memory
+    for x, y in zip(q.unbind(1), k.unbind(1), strict=True):
+        x, y = x.to(dtype), y.to(dtype)
+        products.append(
+            torch.stack([torch.linalg.vector_norm(x, dim=-1), torch.linalg.vector_norm(y, dim=-1), (x * y).sum(-1)])
+        )
+    size, length, own = torch.stack(products, dim=2)  # (B, H, N) each
     if mask is not None:
         length, own = (torch.where(mask[:, None], x, 0.0) for x in (length, own))
-    farthest = torch.linalg.vector_norm(q, dim=-1) * length.amax(-1, keepdim=True)
+    farthest = size * length.amax(-1, keepdim=True)
     # A little more than needed, for the rounding of scores.
     gap = (farthest * 1.001 - own).double() + (DEEP[dtype] + 1) / scale + (vertex * g).sum(0) / 2
     half = (gap * -axis).clamp(min=0).sqrt() * 1.001
