@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: install test lint bench clean
+.PHONY: install test lint bench demo clean
 
 install: $(STAMP)
 
@@ -26,6 +26,9 @@ test: lint
 
 bench: $(STAMP)
 	$(BIN)/parapos bench attention --out benchmarks/attention
+
+demo: $(STAMP)
+	$(BIN)/parapos demo --out demo
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -19,6 +19,7 @@ from parapos.report import doctor
             ["doctor", "precision"],
             ["--grid", "(default: 64)", "(default: init,3x)", "example: parapos doctor precision"],
         ),
+        (["bench", "model"], ["--parabolas", "(default: 2,4,8,16,32,50,64)", "example: parapos bench model"]),
         (["bench", "attention"], ["--quick", "--device", "(default: 150.0)", "example: parapos bench attention"]),
     ],
 )
@@ -41,7 +42,7 @@ def test_doctor(capsys):
     assert any("torch" in line and parapos.__version__ not in line for line in lines)
     for kernel in parapos.attention.KERNELS:
         (line,) = (line for line in lines if line.startswith(f"| {kernel}") and "cpu" in line)
-        assert line.count("ok") == 3
+        assert ("ok in float32, bfloat16, float16" if kernel in ("features", "reference") else "| no: ") in line
     assert any(line.startswith("| train") for line in lines)
 
 
@@ -89,6 +90,11 @@ def test_precision(capsys):
         ("bench attention --seconds -1", "positive number of seconds, got '-1'"),
         ("bench attention --threads 0", "whole number from 1 to 1024, got '0'"),
         ("bench attention --seconds nan", "positive number of seconds, got 'nan'"),
+        ("bench model --sizes 224,100", "multiple of 16 from 16 to 8192, got '100'"),
+        ("bench model --encodings pape,fourier", "unknown 'fourier'"),
+        ("bench model --parabolas 2,0", "whole number from 1 to 1024, got '0'"),
+        ("bench model --model resnet", "invalid choice: 'resnet'"),
+        ("bench model --rounds 1", "whole number from 2 to 100000, got '1'"),
     ],
 )
 def test_user_errors_are_one_line(command, message, capsys):
@@ -100,7 +106,33 @@ def test_user_errors_are_one_line(command, message, capsys):
     assert err.count("\n") == 1
 
 
-def test_missing_device(monkeypatch, capsys):
+@pytest.mark.parametrize("bench", ["attention", "model"])
+def test_missing_device(bench, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert cli.main(["bench", "attention", "--device", "cuda"]) == 2
+    assert cli.main(["bench", bench, "--device", "cuda"]) == 2
     assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_bench_model_passes_its_options_on(monkeypatch, tmp_path, capsys):
+    from parapos.report import bench_model, bench_model_view, measure
+
+    asked = {}
+    monkeypatch.setattr(bench_model, "run", lambda **options: asked.update(options) or {})
+    monkeypatch.setattr(bench_model_view, "markdown", lambda results: "a table")
+    monkeypatch.setattr(measure, "write", lambda results, text, plot, prefix: [prefix])
+    words = "--model vit_small_patch16 --encodings rope,pape --parabolas 2,50 --sizes 32,48 --batch 3 --dtype bf16"
+    assert cli.main(["bench", "model", *words.split(), "--rounds=4", "--seconds=9", "--out", f"{tmp_path}/x"]) == 0
+    assert asked == dict(
+        model="vit_small_patch16",
+        encodings=["rope", "pape"],
+        parabolas=[2, 50],
+        sizes=[32, 48],
+        batch=3,
+        dtype="bf16",
+        device="cpu",
+        seconds=9.0,
+        rounds=4,
+    )
+    out, err = capsys.readouterr()
+    assert out == "a table\n"
+    assert f"wrote {tmp_path}/x" in err

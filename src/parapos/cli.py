@@ -4,59 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from . import __version__
-
-
-class _UserError(Exception):
-    """Something on the command line is wrong; the message is for the user."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Shows defaults in help, and tells an error in one line instead of the whole usage."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise _UserError(f"{self.prog}: {message}")
-
-
-class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    pass
-
-
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(value: str) -> int:
-        if not (value.isdecimal() and low <= int(value) <= high):
-            raise argparse.ArgumentTypeError(f"expected a whole number from {low} to {high}, got {value!r}")
-        return int(value)
-
-    return parse
-
-
-def _seconds(value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {value!r}")
-    return seconds
-
-
-def _names(known: Sequence[str]) -> Callable[[str], list[str]]:
-    def parse(value: str) -> list[str]:
-        names = value.split(",")
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"unknown {name!r}, expected some of {','.join(known)}")
-        return names
-
-    return parse
+from .commands import experiments
+from .commands.base import Parser, UserError, command, image_size, integer, names, seconds, several
 
 
 def _doctor(args: argparse.Namespace) -> None:
@@ -79,7 +33,7 @@ def _bench_attention(args: argparse.Namespace) -> None:
     from .report import bench_attention
 
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise _UserError("parapos bench attention: --device cuda: torch finds no CUDA device here")
+        raise UserError("parapos bench attention: --device cuda: torch finds no CUDA device here")
     torch.set_num_threads(args.threads)
     results = bench_attention.run(device=args.device, seconds=args.seconds, quick=args.quick)
     print(bench_attention.markdown(results))
@@ -87,51 +41,143 @@ def _bench_attention(args: argparse.Namespace) -> None:
         print(f"wrote {path}", file=sys.stderr)
 
 
-def _command(commands: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
-    return commands.add_parser(name, help=summary, description=summary, epilog=f"example: {example}")
+def _track(items: Sequence[int], name: str) -> Iterator[int]:
+    """The items, with a bar on a terminal and a line after every 500 elsewhere, on stderr."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
+
+        yield from track(items, name, console=Console(stderr=True), transient=True)
+        return
+    for done, item in enumerate(items, 1):
+        yield item
+        if done % 500 == 0 or done == len(items):
+            print(f"{name}: {done} of {len(items)}", file=sys.stderr)
+
+
+def _prepare_imagenet(args: argparse.Namespace) -> None:
+    from .report.text import table
+
+    try:
+        from .data import FormatError, imagenet, synthetic
+    except ImportError as error:
+        raise UserError(f"parapos prepare: {error}; install it with: pip install 'parapos[train]'") from None
+    try:
+        if args.synthetic:
+            synthetic.write_imagenet(args.root)
+        complete = not (args.partial or args.synthetic)
+        found = imagenet.check(args.root, sample=args.sample, complete=complete, progress=_track)
+        print(table(["", "found", "expected"], found.rows))
+        for problem in found.problems[:20]:
+            print(problem)
+        if len(found.problems) > 20:
+            print(f"and {len(found.problems) - 20} more")
+        if found.problems:
+            raise SystemExit(1)
+        if not args.check:
+            out = args.root / "validation.txt"
+            print(f"wrote {out}, sha256 {imagenet.write_split(args.root, out)}")
+    except (FormatError, OSError) as error:
+        raise UserError(f"parapos prepare imagenet: {error}") from None
+
+
+def _changes(argv: list[str]) -> dict[str, str]:
+    """Takes `--section.key value` and `--section.key=value` out of a command line."""
+    changes = {}
+    for i in reversed([i for i, word in enumerate(argv) if word.startswith("--") and "." in word.partition("=")[0]]):
+        key, equals, value = argv.pop(i).partition("=")
+        if not equals and i == len(argv):
+            raise UserError(f"parapos {argv[0]}: expected a value after {key}")
+        changes[key[2:]] = value if equals else argv.pop(i)
+    return changes
+
+
+def _train(args: argparse.Namespace) -> None:
+    _engine("train", source=args.recipe, out=args.out, resume=args.resume, changes=args.changes)
+
+
+def _eval(args: argparse.Namespace) -> None:
+    options = {name: getattr(args, name) for name in ("split", "size", "scale", "root", "data", "batch")}
+    _engine("evaluate", folder=args.folder, **options)
+
+
+def _engine(name: str, **options: Any) -> None:
+    """Runs a command of the training engine, which needs more than torch."""
+    told = f"parapos {'eval' if name == 'evaluate' else name}"
+    try:
+        from .data import FormatError
+        from .training import command
+        from .training.checkpoint import CheckpointError
+        from .training.recipe import RecipeError
+    except ImportError as error:
+        raise UserError(f"{told}: {error}; install it with: pip install 'parapos[train]'") from None
+    try:
+        code = getattr(command, name)(**options)
+    except (RecipeError, CheckpointError, FormatError) as error:
+        raise UserError(f"{told}: {error}") from None
+    if code:
+        raise SystemExit(code)
+
+
+def _bench_model(args: argparse.Namespace) -> None:
+    import torch
+
+    from .report import bench_model, bench_model_view, measure
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("parapos bench model: --device cuda: torch finds no CUDA device here")
+    torch.set_num_threads(args.threads)
+    names = ("model", "encodings", "parabolas", "sizes", "batch", "dtype", "device", "seconds", "rounds")
+    results = bench_model.run(**{name: getattr(args, name) for name in names})
+    told = bench_model_view.markdown(results)
+    print(told)
+    for path in measure.write(results, told, bench_model_view.plot, args.out):
+        print(f"wrote {path}", file=sys.stderr)
 
 
 def parser() -> argparse.ArgumentParser:
     from torch import get_num_threads
 
-    from .report import bench_attention, precision
+    from .encodings import list_encodings
+    from .report import bench_attention, bench_model, precision
 
-    top = _Parser(prog="parapos", description="Position encodings for vision transformers.")
+    top = Parser(prog="parapos", description="Position encodings for vision transformers.")
     top.add_argument("--version", action="version", version=f"parapos {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
-    doctor = _command(commands, "doctor", "What this machine has, and which kernels run on it.", "parapos doctor")
+    doctor = command(commands, "doctor", "What this machine has, and which kernels run on it.", "parapos doctor")
     doctor.set_defaults(run=_doctor)
     checks = doctor.add_subparsers(metavar="CHECK")
-    check = _command(
+    check = command(
         checks,
         "precision",
         "How many digits each form of PaPE's scores keeps in a number type.",
         "parapos doctor precision --grid 32 --dtype fp16",
     )
-    check.add_argument("--grid", type=_integer(2, precision.MAX_GRID), default=64, help="patches per side")
+    check.add_argument("--grid", type=integer(2, precision.MAX_GRID), default=64, help="patches per side")
     check.add_argument("--dtype", choices=precision.DTYPES, default="bf16", help="number type of q, k and columns")
     check.add_argument("--encoding", choices=precision.ENCODINGS, default="pape", help="encoding to judge")
     check.add_argument(
         "--setting",
-        type=_names(list(precision.SETTINGS)),
+        type=names(list(precision.SETTINGS)),
         default=",".join(precision.SETTINGS),
         help="initial coefficients (init), tripled ones (3x), or both with a comma",
     )
     check.set_defaults(run=_precision)
 
-    benches = _command(commands, "bench", "Measure speed and memory.", "parapos bench attention --quick")
-    bench = _command(
-        benches.add_subparsers(metavar="BENCHMARK", required=True),
+    benches = command(commands, "bench", "Measure speed and memory.", "parapos bench attention --quick")
+    benchmarks = benches.add_subparsers(metavar="BENCHMARK", required=True)
+    bench = command(
+        benchmarks,
         "attention",
         "Time and memory of attention with PaPE, as ratios to attention without positions.",
         "parapos bench attention --seconds 60 --out results/attention",
     )
     bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to run")
-    bench.add_argument("--seconds", type=_seconds, default=bench_attention.SECONDS, help="time for the timings")
+    bench.add_argument("--seconds", type=seconds, default=bench_attention.SECONDS, help="time for the timings")
     bench.add_argument(
         "--threads",
-        type=_integer(1, 1024),
+        type=integer(1, 1024),
         default=get_num_threads(),
         help="CPU threads; 1 is steadier on a busy machine",
     )
@@ -140,15 +186,98 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("bench-attention"), metavar="PATH", help="writes PATH.json, PATH.md, PATH.png"
     )
     bench.set_defaults(run=_bench_attention)
+
+    bench = command(
+        benchmarks,
+        "model",
+        "What each encoding costs a vision transformer: parameters, GFLOP, time, memory; the paper's efficiency table.",
+        "parapos bench model --encodings sincos,pape --parabolas 2,50 --sizes 224,448 --seconds 300",
+    )
+    bench.add_argument("--model", choices=bench_model.MODELS, default="vit_base_patch16", help="vision transformer")
+    bench.add_argument(
+        "--encodings",
+        type=names(list_encodings()),
+        default=",".join(bench_model.ENCODINGS),
+        help="rows of the table; 'none' is always there, the others are measured by it",
+    )
+    bench.add_argument(
+        "--parabolas",
+        type=several(integer(1, 1024)),
+        default=",".join(map(str, bench_model.PARABOLAS)),
+        help="one row of pape for each",
+    )
+    bench.add_argument("--sizes", type=several(image_size), default="224", help="pixels per side, multiples of 16")
+    bench.add_argument("--batch", type=integer(1, 4096), default=1, help="images per step")
+    bench.add_argument("--dtype", choices=bench_model.DTYPES, default="fp32", help="autocast type; the paper's is fp16")
+    bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to run")
+    bench.add_argument("--threads", type=integer(1, 1024), default=get_num_threads(), help="CPU threads")
+    bench.add_argument("--seconds", type=seconds, default=bench_model.SECONDS, help="time for the timings of all sizes")
+    bench.add_argument(
+        "--rounds",
+        type=integer(2, 100000),
+        default=bench_model.ROUNDS,
+        help=f"most rounds per size; {bench_model.LEAST_ROUNDS} are run however long they take",
+    )
+    bench.add_argument(
+        "--out", type=Path, default=Path("bench-model"), metavar="PATH", help="writes PATH.json, PATH.md, PATH.png"
+    )
+    bench.set_defaults(run=_bench_model)
+
+    prepare = command(commands, "prepare", "Check a dataset on disk.", "parapos prepare imagenet --check")
+    images = command(
+        prepare.add_subparsers(metavar="DATASET", required=True),
+        "imagenet",
+        "Count and read ImageNet-1K, ImageNetV2 and ImageNet-R, then write the list of validation images.",
+        "parapos prepare imagenet --root data/imagenet --check",
+    )
+    images.add_argument("--root", type=Path, default=Path("data/imagenet"), metavar="DIR", help="where the images are")
+    writes = images.add_mutually_exclusive_group()
+    writes.add_argument("--check", action="store_true", help="write nothing")
+    images.add_argument("--sample", type=integer(0, 10**7), default=1000, help="images of each part to decode")
+    images.add_argument("--partial", action="store_true", help="accept any number of classes and images")
+    writes.add_argument("--synthetic", action="store_true", help="write a tiny generated copy first; DIR must be new")
+    images.set_defaults(run=_prepare_imagenet)
+
+    train = command(
+        commands,
+        "train",
+        "Train a recipe, or go on with the run that its folder holds. Any value may be given as --section.key VALUE.",
+        "parapos train digits --out runs/digits --model.encoding rope",
+    )
+    train.add_argument("recipe", metavar="RECIPE", help="name of a recipe, a .toml file, or the folder of a run")
+    train.add_argument("--out", type=Path, metavar="RUN", help="folder of the run; without it, runs/RECIPE-ENCODING")
+    train.add_argument("--resume", action="store_true", help="refuse to begin a new run")
+    train.set_defaults(run=_train)
+
+    judge = command(
+        commands,
+        "eval",
+        "Evaluate the weights of a run; the folder has all that is needed.",
+        "parapos eval runs/digits --size 64 --position-scale interpolate",
+    )
+    judge.add_argument("folder", type=Path, metavar="RUN", help="folder of the run")
+    judge.add_argument("--split", choices=("train", "val", "test"), default="test", help="part of the data")
+    judge.add_argument("--size", type=integer(1, 65536), help="side of the images, without it that of training")
+    judge.add_argument(
+        "--position-scale", default="1", dest="scale", help="factor of positions; interpolate for trained / tested size"
+    )
+    judge.add_argument("--data", help="another dataset")
+    judge.add_argument("--root", help="folder of the data, without it that of training")
+    judge.add_argument("--batch", type=integer(1, 65536), help="images at a time, without it that of the recipe")
+    judge.set_defaults(run=_eval)
+    experiments.add(commands)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns 0, or 2 with one line on stderr if the command line is wrong."""
     try:
-        args = parser().parse_args(argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        changes = _changes(words) if words[:1] in (["train"], ["table"], ["sweep"]) else {}
+        args = parser().parse_args(words)
+        args.changes = changes
         args.run(args)
-    except _UserError as error:
+    except UserError as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -1,0 +1,69 @@
+"""What all commands share: how arguments are read, and how a user's mistake is told."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+
+class UserError(Exception):
+    """Something on the command line is wrong; the message is for the user."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Shows defaults in help, and tells an error in one line instead of the whole usage."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog}: {message}")
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    pass
+
+
+def integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        if not (value.isdecimal() and low <= int(value) <= high):
+            raise argparse.ArgumentTypeError(f"expected a whole number from {low} to {high}, got {value!r}")
+        return int(value)
+
+    return parse
+
+
+def seconds(value: str) -> float:
+    try:
+        found = float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {value!r}")
+    return found
+
+
+def names(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(value: str) -> list[str]:
+        found = value.split(",")
+        for name in found:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"unknown {name!r}, expected some of {','.join(known)}")
+        return found
+
+    return parse
+
+
+def several(parse: Callable[[str], int]) -> Callable[[str], list[int]]:
+    return lambda value: [parse(part) for part in value.split(",")]
+
+
+def image_size(value: str) -> int:
+    if not (value.isdecimal() and 16 <= int(value) <= 8192 and int(value) % 16 == 0):
+        raise argparse.ArgumentTypeError(f"expected a multiple of 16 from 16 to 8192, got {value!r}")
+    return int(value)
+
+
+def command(commands: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
+    return commands.add_parser(name, help=summary, description=summary, epilog=f"example: {example}")
