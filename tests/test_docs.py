@@ -59,8 +59,8 @@ def test_commands_exist() -> None:
 
     found = set()
     for page in PAGES:
-        found |= set(re.findall(r"parapos ((?:doctor|bench)(?: (?:precision|attention))?)", page.read_text()))
-    assert {"doctor", "doctor precision", "bench attention"} <= found
+        found |= set(re.findall(r"parapos ((?:doctor|bench|train|eval|sweep|table|analyze|demo|prepare)(?: (?:precision|attention|model|imagenet))?)", page.read_text()))
+    assert {"doctor", "doctor precision", "bench attention", "train", "eval", "sweep", "demo"} <= found
     for command in found:
         with pytest.raises(SystemExit) as stop:
             main([*command.split(), "--help"])

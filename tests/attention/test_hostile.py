@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
 import parapos
-from parapos.attention import Quadratic
+from parapos.attention import Quadratic, blockwise
 
 from .budget import assert_within_budget, make_case
 
@@ -122,3 +124,48 @@ def test_devices_must_agree() -> None:
 def test_huge_positions_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 1e\\+15"):
         module("pape")(torch.zeros(1, 2, 24), torch.tensor([[0.0, 0.0], [1e20, 0.0]]))
+
+
+def _grid(side: int) -> torch.Tensor:
+    return parapos.grid_positions(side, side)[None]
+
+
+def test_parts_of_a_batch_share_buffers_and_nothing_else() -> None:
+    """Fractional positions first, whole ones next: the second part needs fewer columns than the first."""
+    torch.manual_seed(0)
+    r = torch.cat([_grid(32) * 0.7, _grid(32)])
+    q, k, v = torch.randn(3, 2, 16, 1024, 16).unbind()
+    term = Quadratic(torch.full((2, 16, 1024), -0.05), None, r)
+    ours, want = (parapos.attend(q, k, v, [term], kernel=kernel) for kernel in ("features", "reference"))
+    torch.testing.assert_close(ours, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [-0.25, 0.0, 1e-25])
+@pytest.mark.parametrize("masked", [False, True])
+def test_scales_that_do_not_hide(scale: float, masked: bool) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 1, 513, 16).unbind()
+    term = Quadratic(torch.full((1, 1, 513), -0.01), None, torch.arange(513.0)[None, :, None] * 0.1)
+    mask = torch.rand(1, 513) < 0.7 if masked else None
+    ours, want = (parapos.attend(q, k, v, [term], mask, scale, kernel) for kernel in ("features", "reference"))
+    torch.testing.assert_close(ours, want, rtol=1e-5, atol=1e-5)
+
+
+def test_half_coefficients_are_widened_before_they_are_scaled() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 100, 32).unbind()
+    root = torch.randn(1, 2, 100, 2, 2)
+    term = Quadratic((-(root @ root.mT)).bfloat16(), (8 * torch.randn(1, 2, 100, 2)).bfloat16(), _grid(10))
+    ours, want = (parapos.attend(q, k, v, [term], kernel=kernel) for kernel in ("features", "reference"))
+    torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_does_not_change_the_way() -> None:
+    """One padded token leaves the columns exact, and they are taken."""
+    r = _grid(24)
+    q = torch.zeros(1, 1, 576, 8)
+    mask = torch.ones(1, 576, dtype=torch.bool)
+    mask[0, -1] = False
+    with patch.object(blockwise, "forward", side_effect=AssertionError("went blockwise")):
+        for M in (-torch.ones(1, 1, 576), -torch.eye(2).expand(1, 1, 576, 2, 2)):
+            parapos.attend(q, q, q, [Quadratic(M, None, r)], mask, kernel="features")

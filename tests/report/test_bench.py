@@ -37,7 +37,7 @@ def test_quick_run(results, tmp_path):
     assert [path.name for path in paths] == ["attention.v1.json", "attention.v1.md", "attention.v1.png"]
     assert json.loads(paths[0].read_text()) == results
     lines = paths[1].read_text().splitlines()
-    assert sum(line.startswith("| parapos") for line in lines) == 4
+    assert sum(line.startswith("| parapos ") for line in lines) == 4
     assert paths[2].read_bytes().startswith(b"\x89PNG")
 
 

@@ -34,7 +34,8 @@ def _scaled(terms: Sequence[Term], scale: float) -> list[Term]:
     out = []
     for term in terms:
         values = {name: getattr(term, name) for name in term.learned} if term.scaled else {}
-        out.append(replace(term, **{name: x * scale for name, x in values.items() if x is not None}))
+        wide = {name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in values.items() if x is not None}
+        out.append(replace(term, **{name: x * scale for name, x in wide.items()}))
     return out
 
 

@@ -187,9 +187,12 @@ def whole(r: Tensor, mask: Tensor | None) -> bool:
     return bool((fitted == fitted.round()).all())
 
 
-def columns(term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
+def columns(
+    term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtype, even: bool | None = None
+) -> tuple[Tensor, Tensor, float]:
     """Extra columns for q (B, H, N, e) and for k (B or 1, N, e), in `dtype`, and an estimate of their error.
 
+    even: whether positions are whole, if that was decided for more samples than these.
     Their products sum to the term's scores, up to a number per query unless `term.unplaced`. Everything before the
     last rounding is float32, or float64 for float64 and float16.
     """
@@ -211,10 +214,18 @@ def columns(term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtyp
         if M.ndim == 5:  # D^T M D sees the symmetric part alone
             M = (M + M.transpose(0, 1)) / 2
         M, g = M * fit.square(), g * fit
-        estimate = _error(M, g, r if mask is None else torch.where(mask[:, None], r, 0.0), dtype)
-        error, even = torch.stack([estimate, (r == r.round()).all().to(wide)]).tolist()
+        shape, spread = M, r
+        if mask is not None:  # padding has no say
+            none = (
+                -1e-30
+                if M.ndim == 3
+                else -1e-30 * torch.eye(len(M), dtype=wide, device=M.device)[..., None, None, None]
+            )
+            shape, spread = torch.where(mask[:, None], M, none), torch.where(mask[:, None], r, 0.0)
+        estimate = _error(shape, g, spread, dtype)
+        error, found = torch.stack([estimate, (r == r.round()).all().to(wide)]).tolist()
         if dtype == torch.float32:
-            query, key, const = _split32(M, g, r, bool(even))
+            query, key, const = _split32(M, g, r, bool(found) if even is None else even)
         else:
             query, key, const = psi(M, g, r), phi(r, M), constant(M, g, r)
             if wide != dtype:

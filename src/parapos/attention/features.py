@@ -31,10 +31,10 @@ HIDDEN = -1e30  # what a hidden key holds in the column that hides it, in float3
 ERRORS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1.5e-3, torch.bfloat16: 0.05}
 
 
-def separable(terms: Sequence[Term], q: Tensor) -> bool:
-    """Whether these terms become columns. Polynomials only do in float64: no split saves their digits."""
-    kinds = (Quadratic, Polynomial) if q.dtype == torch.float64 else (Quadratic,)
-    return len(terms) == 1 and isinstance(terms[0], kinds) and q.shape[2] > SMALL
+def separable(terms: Sequence[Term], q: Tensor, scale: float = 1.0) -> bool:
+    """Whether these terms become columns. Polynomials do not: no split saves their digits. Nor does a scale hide keys
+    that is not positive."""
+    return len(terms) == 1 and isinstance(terms[0], Quadratic) and q.shape[2] > SMALL and scale > 1e-20
 
 
 def widths(q: Tensor, v: Tensor, term: Term, whole: bool = False) -> tuple[int, int]:
@@ -115,7 +115,8 @@ def _separable(
     hiding = q.dtype == torch.float32 and (rows > n or mask is not None)  # by a column, which costs less than a mask
     starts = range(0, max(1, rows - QUERIES // 2), QUERIES)
     blocks = [slice(x, rows if x == starts[-1] else x + QUERIES) for x in starts]
-    _, width = widths(q, v, term, whole(term.r, mask))
+    even = whole(term.r, mask)  # for all parts, because they share the buffers
+    _, width = widths(q, v, term, even)
     per_head = 3 * rows * width * q.element_size()
     few_heads = max(1, min(heads, CHUNK_BYTES // per_head))
     few = max(1, min(batch, CHUNK_BYTES // (per_head * heads)))
@@ -125,7 +126,7 @@ def _separable(
         part = slice(i, min(i + few, batch)), slice(j, min(j + few_heads, heads))
         seen = None if mask is None else mask[part[0]]
         some = _part(term, *part)
-        query, key, error = columns(some, seen, q.dtype)
+        query, key, error = columns(some, seen, q.dtype, even)
         if not error * scale <= ERRORS[q.dtype]:
             return blockwise.forward(q, k, v, [term], mask, scale)
         extra = query.shape[-1] + hiding
@@ -262,8 +263,8 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, tensors: list[Tensor], spec: str
 ) -> Tensor:
     terms = _unpack(tensors, spec)
-    if separable(terms, q):
-        assert isinstance(terms[0], (Quadratic, Polynomial))
+    if separable(terms, q, scale):
+        assert isinstance(terms[0], Quadratic)
         return _separable(q, k, v, terms[0], mask, scale)
     return blockwise.forward(q, k, v, terms, mask, scale)
 
@@ -281,7 +282,8 @@ def _attention_backward(
     wanted = [entry[2] for entry in parse(spec)]
     terms = _unpack(tensors, spec)
     found = None
-    if separable(terms, q) and isinstance(terms[0], Quadratic):
+    if separable(terms, q, scale):
+        assert isinstance(terms[0], Quadratic)
         found = _separable_backward(dout, q, k, v, terms[0], mask, scale)
     if found is None:
         dq, dk, dv, grads = blockwise.backward(dout, q, k, v, terms, mask, scale, wanted)

@@ -132,7 +132,7 @@ def _epochs(jobs: Sequence[Job], seconds: float, pool: ProcessPoolExecutor, work
     each = sum(pool.map(_seconds_per_image, [job.wanted for job in jobs]))  # with all processes at work
     seconds -= time.monotonic() - began
     images, tests = len(first.dataset("train")), len(first.dataset("test"))
-    testing = each * tests * sum(factor**2 for factor in FACTORS) / workers  # attention grows faster than the tokens
+    testing = 1.4 * each * tests * sum(factor**2 for factor in FACTORS) / workers  # attention outgrows the tokens
     possible = int((seconds - testing) / (1.15 * each * images / workers))  # reading and validation are the rest
     return max(1, min(first.optim.epochs, possible))
 
@@ -197,13 +197,18 @@ def _begin(log: str, parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        while True:  # the first one lets training save, the second ends a process that waits for work
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def _work(job: Job, sizes: tuple[int, ...]) -> str | None:
     """Trains and tests a model. Gives what went wrong, in words, as not every exception survives the way back."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        return "nobody waits for it"
     print(f"{job.encoding}: {job.folder}", file=sys.stderr)
     try:
         fit.train(job.wanted, job.folder)
