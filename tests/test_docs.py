@@ -57,9 +57,10 @@ def test_commands_exist() -> None:
     """Every `parapos ...` command that a page names is one that the command line knows."""
     from parapos.cli import main
 
+    first, second = "doctor|bench|train|eval|sweep|table|analyze|demo|prepare", "precision|attention|model|imagenet"
     found = set()
     for page in PAGES:
-        found |= set(re.findall(r"parapos ((?:doctor|bench|train|eval|sweep|table|analyze|demo|prepare)(?: (?:precision|attention|model|imagenet))?)", page.read_text()))
+        found |= set(re.findall(rf"parapos ((?:{first})(?: (?:{second}))?)", page.read_text()))
     assert {"doctor", "doctor precision", "bench attention", "train", "eval", "sweep", "demo"} <= found
     for command in found:
         with pytest.raises(SystemExit) as stop:
