@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
@@ -10,7 +12,15 @@ import torch
 import parapos
 from parapos.attention import Quadratic, blockwise
 
-from .budget import assert_within_budget, make_case
+from .budget import assert_within_budget, make_case, way
+
+
+@pytest.fixture(autouse=True, params=["few tokens", "columns", "windows"])
+def _every_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test in every way that the features kernel may take, whatever its number of tokens."""
+    with way(request.param):
+        yield
+
 
 kernels = pytest.mark.parametrize("kernel", ["features", "reference"])
 encodings = pytest.mark.parametrize("name", parapos.list_encodings())
@@ -42,7 +52,9 @@ def test_wild_padding_reaches_no_gradient(name: str, kernel: str, far: float) ->
         results.append([valid, *torch.autograd.grad(valid.square().sum(), [net.qkv.weight])])
     for a, b in zip(*results, strict=True):
         assert torch.isfinite(b).all()
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+        # NaN positions bring a column for the query's constant, hence other roundings; nothing else may differ by a bit.
+        ulps = 16 * torch.finfo(a.dtype).eps * a.abs().max().item() if math.isnan(far) else 0.0
+        torch.testing.assert_close(a, b, rtol=0, atol=ulps)
 
 
 @kernels

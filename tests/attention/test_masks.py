@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 import parapos
 
-from .budget import Case, make_case
+from .budget import Case, make_case, way
+
+
+@pytest.fixture(autouse=True, params=["few tokens", "columns", "windows"])
+def _every_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test in every way that the features kernel may take, whatever its number of tokens."""
+    with way(request.param):
+        yield
+
 
 kernels = pytest.mark.parametrize("kernel", ["features", "reference"])
 encodings = pytest.mark.parametrize("name", parapos.list_encodings())

@@ -11,6 +11,8 @@ from parapos.attention import Distance, Polynomial, Quadratic, Table, Term, atte
 from parapos.attention.columns import columns
 from parapos.attention.features import widths
 
+from .budget import WAYS, way
+
 
 def terms(p: int, n: int = 6, batch: int = 2, shared: bool = False) -> list[Term]:
     g = torch.Generator().manual_seed(0)
@@ -58,7 +60,7 @@ def test_taking_rows_commutes_with_scores(which: int) -> None:
     torch.testing.assert_close(part.expand(1, 2, 3, 6), whole[1:2, :, 2:5])
 
 
-@pytest.mark.parametrize("kernel", ["reference", "features"])
+@pytest.mark.parametrize("kernel", ["reference", "features", *WAYS])
 @pytest.mark.parametrize("which", range(8))
 def test_gradcheck(kernel: str, which: int) -> None:
     term = terms(2, n=4)[which]
@@ -68,11 +70,12 @@ def test_gradcheck(kernel: str, which: int) -> None:
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         names = [n for n in term.learned if getattr(term, n) is not None]
         made = replace(term, **dict(zip(names, tensors, strict=True)))
-        out = attend(q, k, v, [made], mask, kernel=kernel)
+        out = attend(q, k, v, [made], mask, kernel=name)
         assert isinstance(out, torch.Tensor)
         return out
 
-    assert torch.autograd.gradcheck(run, (q, k, v, *learned(term)))
+    with way(kernel) as name:
+        assert torch.autograd.gradcheck(run, (q, k, v, *learned(term)))
 
 
 def test_blocks_of_any_size_agree(monkeypatch: pytest.MonkeyPatch) -> None:
