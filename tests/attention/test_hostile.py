@@ -52,7 +52,7 @@ def test_wild_padding_reaches_no_gradient(name: str, kernel: str, far: float) ->
         results.append([valid, *torch.autograd.grad(valid.square().sum(), [net.qkv.weight])])
     for a, b in zip(*results, strict=True):
         assert torch.isfinite(b).all()
-        # NaN positions bring a column for the query's constant, hence other roundings; nothing else may differ by a bit.
+        # NaN positions bring a column for the query's constant, hence other roundings; else not a bit may differ.
         ulps = 16 * torch.finfo(a.dtype).eps * a.abs().max().item() if math.isnan(far) else 0.0
         torch.testing.assert_close(a, b, rtol=0, atol=ulps)
 
