@@ -149,3 +149,16 @@ def test_collate_names_what_does_not_fit():
         collate([good, {**good, "image": torch.zeros(3, 2, 2, dtype=torch.uint8), "id": 5}])
     with pytest.raises(ValueError, match="sample 5 has image, id, sample 4 has image, label, id"):
         collate([good, {"image": torch.zeros(3, 2, 2), "id": 5}])
+
+
+def test_ragged_samples_are_padded_to_the_longest():
+    samples = [{"x": torch.ones(n, 2), "length": n, "id": i} for i, n in enumerate([2, 0, 3])]
+    batch = collate(samples, ragged=("x",))
+    assert batch["x"].shape == (3, 3, 2)
+    assert batch["x"].sum((1, 2)).tolist() == [4, 0, 6]
+    assert (batch["x"][0, 2] == 0).all()
+    assert collate(samples[1:2], ragged=("x",))["x"].shape == (1, 0, 2)
+    with pytest.raises(ValueError, match=r"x of sample 2 is float32 \(3, 2\), sample 0 has float32 \(2, 2\)"):
+        collate([samples[0], samples[2]])
+    with pytest.raises(ValueError, match=r"x of sample 9 is float32 \(3, 4\)"):
+        collate([samples[0], {"x": torch.ones(3, 4), "length": 3, "id": 9}], ragged=("x",))

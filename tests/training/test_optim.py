@@ -25,6 +25,17 @@ def test_the_rate_of_the_paper():
             learning_rate(IMAGENET, step, steps)
 
 
+
+def test_the_rate_ends_where_it_is_told():
+    gesture = Optim(epochs=1, batch=1, lr=5e-5, final_lr=5e-7, warmup=0.1)
+    assert learning_rate(gesture, 100, 1000) == 5e-5
+    assert learning_rate(gesture, 550, 1000) == pytest.approx((5e-5 + 5e-7) / 2)
+    assert learning_rate(gesture, 1000, 1000) == 5e-7
+    video = Optim(epochs=1, batch=1, lr=3e-5, warmup=0.1)
+    known = {1: 3e-7, 50: 1.5e-5, 100: 3e-5, 550: 1.5e-5, 1000: 0}
+    assert [learning_rate(video, step, 1000) for step in known] == pytest.approx(list(known.values()), abs=1e-20)
+
+
 @pytest.mark.parametrize("warmup", [0.0, 0.3, 0.99])
 @pytest.mark.parametrize("steps", [1, 2, 7])
 def test_short_trainings_have_a_rate(warmup, steps):

@@ -34,7 +34,7 @@ def batch(digits):
 
 def test_smoothed_cross_entropy(batch):
     task = make(augment__mixup="0", augment__cutmix="0", model__options__drop_path="0").eval()
-    logits = task(batch["image"]).log_softmax(-1)
+    logits = task(batch).log_softmax(-1)
     target = torch.nn.functional.one_hot(batch["label"], 10) * 0.9 + 0.01
     assert torch.allclose(task.losses(batch), -(target * logits).sum(-1), atol=1e-6)
 
@@ -122,7 +122,7 @@ def test_metrics_by_hand(batch):
         for turn in (0, 1):
             task.validation_step(batch, turn)
         task.on_validation_epoch_end()
-        logits = task(batch["image"])
+        logits = task(batch)
     right = (logits.argmax(-1) == batch["label"]).float().mean().item()
     assert task.results["top1"] == pytest.approx(right)
     assert task.results["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, batch["label"]).item())

@@ -46,6 +46,8 @@ def evaluate(
     keep_memory()
     wanted = fit.load_run(folder)
     if scale == "interpolate":
+        if not wanted.data.size:
+            raise RecipeError(f"--position-scale: dataset {wanted.data.name} has no size to interpolate from")
         factor = wanted.data.size / (size or wanted.data.size)
     else:
         try:

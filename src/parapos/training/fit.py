@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,7 @@ def _loader(wanted: Recipe, dataset: Dataset, batches: TrainBatches | EvalBatche
     return DataLoader(
         dataset,  # type: ignore[arg-type]
         batch_sampler=batches,
-        collate_fn=collate,
+        collate_fn=partial(collate, ragged=getattr(dataset, "ragged", ())),
         num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=torch.cuda.is_available(),

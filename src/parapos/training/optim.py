@@ -12,13 +12,14 @@ from .schema import Optim
 
 
 def learning_rate(optim: Optim, step: int, steps: int) -> float:
-    """The rate of step 1, ..., steps: linear over the warm-up, then half a cosine that reaches 0 at the last step."""
+    """The rate of step 1, ..., steps: linear over the warm-up, then half a cosine down to `final_lr`."""
     if not 1 <= step <= steps:
         raise ValueError(f"step must be in 1..{steps}, got {step}")
     warmup = warmup_steps(optim, steps)
     if step <= warmup:
         return optim.lr * step / warmup
-    return optim.lr * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+    share = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+    return optim.final_lr + (optim.lr - optim.final_lr) * share
 
 
 def warmup_steps(optim: Optim, steps: int) -> int:

@@ -51,7 +51,9 @@ class Recipe:
             raise RecipeError(f"unknown dataset {name!r}, expected one of {known}{nearest(name, list(DATASETS))}")
         module, factory = _factory(name or self.data.name)
         parameters = signature(factory).parameters
-        given = {"size": self.data.size, "seed": self.run.seed, **self.data.options}
+        given = {"seed": self.run.seed, **self.data.options}
+        if self.data.size:
+            given["size"] = self.data.size
         if self.data.root:
             given["root"] = str(Path(self.data.root).expanduser())
         if self.augment.sample and split == "train":
@@ -231,6 +233,10 @@ def _check_together(recipe: Recipe) -> None:
         raise Bad("data.root", f"dataset {data.name} has no root, expected nothing, got {data.root!r}")
     if not data.root and "root" in known and signature(factory).parameters["root"].default is signature(factory).empty:
         raise Bad("data.root", f"missing, expected the folder of dataset {data.name}; give it as --data.root FOLDER")
+    if "size" in signature(factory).parameters and not data.size:
+        raise Bad("data.size", f"missing, expected the side in pixels of the samples of dataset {data.name}")
+    if "size" not in signature(factory).parameters and data.size:
+        raise Bad("data.size", f"dataset {data.name} has no size, expected nothing, got {data.size}")
     if recipe.augment.sample:
         _known_fields(module.Augment, recipe.augment.sample)
     if recipe.optim.ema and run.strategy == "fsdp":
@@ -240,6 +246,10 @@ def _check_together(recipe: Recipe) -> None:
             model = recipe.model.build(2)
     except (TypeError, ValueError) as error:
         raise Bad("model", str(error)) from None
+    inputs = getattr(model, "inputs", ("image",))
+    for key in ("mixup", "cutmix"):
+        if getattr(recipe.augment, key) and "image" not in inputs:
+            raise Bad(f"augment.{key}", f"mixes images, model {recipe.model.name} takes {', '.join(inputs)}")
     patch = getattr(model, "patch", 1)
     if data.size % patch:
         raise Bad("data.size", f"expected a multiple of the model's patch size {patch}, got {data.size}")

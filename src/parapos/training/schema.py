@@ -65,19 +65,19 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A dataset of the registry at `size` pixels; options are its own. workers read and decode; results do not depend
-    on how many. eval_batch is per process."""
+    """A dataset of the registry at `size` pixels, 0 for one that has no such option; other options are its own. workers
+    read and decode; results do not depend on how many. eval_batch is per process."""
 
     name: str
     root: str = ""
-    size: int = 224
+    size: int = 0
     eval_batch: int = 64
     workers: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _known("name", self.name, list(DATASETS))
-        _need("size", self.size >= 1, "at least 1", self.size)
+        _need("size", self.size >= 0, "0 or more", self.size)
         _need("eval_batch", self.eval_batch >= 1, "at least 1", self.eval_batch)
         _need("workers", self.workers >= 0, "0 or more", self.workers)
         for key in ("root", "size", "seed", "augment"):
@@ -103,7 +103,8 @@ class Augment:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """AdamW; the rate rises linearly over the share `warmup` of all steps, then falls to 0 along half a cosine.
+    """AdamW; the rate rises linearly over the share `warmup` of all steps, then falls along half a
+    cosine to `final_lr`.
 
     batch is the global batch of an optimizer step. part is how many samples go through the model at once, on one
     device; 0 takes the batch over the number of devices. Drop path and mixing draw per part, so a given part makes the
@@ -115,6 +116,7 @@ class Optim:
     epochs: int
     batch: int
     lr: float
+    final_lr: float = 0.0
     part: int = 0
     weight_decay: float = 0.05
     decay: str = "all"
@@ -128,6 +130,7 @@ class Optim:
         for key in ("epochs", "batch"):
             _need(key, getattr(self, key) >= 1, "at least 1", getattr(self, key))
         _need("lr", self.lr > 0, "a positive number", self.lr)
+        _need("final_lr", 0 <= self.final_lr <= self.lr, "from 0 to optim.lr", self.final_lr)
         _need("eps", self.eps > 0, "a positive number", self.eps)
         for key in ("part", "weight_decay", "clip"):
             _need(key, getattr(self, key) >= 0, "0 or more", getattr(self, key))

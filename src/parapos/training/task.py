@@ -1,7 +1,8 @@
 """What is learned and how it is judged: a model, its loss on a part of a batch, its metrics.
 
 `Task` knows how a step is put together from parts and what a checkpoint must hold besides weights and optimizer: the
-step, and sums that are on their way to the metrics file. `Classification` knows images and labels.
+step, and sums that are on their way to the metrics file. `Classification` knows labels; the model names what it is
+given of a batch.
 
 B samples of a part, C classes.
 """
@@ -124,7 +125,7 @@ class Task(LightningModule):
         if self.eval_batches.real(batch_idx):
             self.judge(batch)
         elif self.recipe.run.strategy == "fsdp":
-            self(batch["image"])  # gathers weights from all processes, which must all take part
+            self(batch)  # gathers weights from all processes, which must all take part
 
     def on_validation_epoch_end(self) -> None:
         self.results = self.score()
@@ -164,6 +165,7 @@ class Classification(Task):
         )
 
         self.position_scale = position_scale
+        self.inputs: tuple[str, ...] = getattr(model, "inputs", ("image",))
         self.mixers = _mixers(recipe, classes)
         self.loss = MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
         self.metrics = MetricCollection(
@@ -175,18 +177,20 @@ class Classification(Task):
             }
         )
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Logits (B, C)."""
-        return self.model(images) if self.position_scale == 1 else self.model(images, self.position_scale)
+        given = [batch[name] for name in self.inputs]
+        return self.model(*given) if self.position_scale == 1 else self.model(*given, self.position_scale)
 
     def losses(self, batch: dict[str, Tensor]) -> Tensor:
-        images, labels = batch["image"], batch["label"]
+        labels = batch["label"]
         if self.mixers:
-            images, labels = self.mixers[int(torch.randint(len(self.mixers), ()))](images, labels)
-        return F.cross_entropy(self(images), labels, label_smoothing=self.recipe.augment.smoothing, reduction="none")
+            images, labels = self.mixers[int(torch.randint(len(self.mixers), ()))](batch["image"], labels)
+            batch = {**batch, "image": images}
+        return F.cross_entropy(self(batch), labels, label_smoothing=self.recipe.augment.smoothing, reduction="none")
 
     def judge(self, batch: dict[str, Tensor]) -> None:
-        logits = self(batch["image"]).float()
+        logits = self(batch).float()
         self.loss.update(F.cross_entropy(logits, batch["label"], reduction="none"))
         self.metrics.update(logits, batch["label"])
 
