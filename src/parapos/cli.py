@@ -135,6 +135,19 @@ def _bench_model(args: argparse.Namespace) -> None:
         print(f"wrote {path}", file=sys.stderr)
 
 
+def _bench_profile(args: argparse.Namespace) -> None:
+    import torch
+
+    from .report import bench_model, bench_profile
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("parapos bench profile: --device cuda: torch finds no CUDA device here")
+    torch.set_num_threads(args.threads)
+    setting = bench_model.Setting(args.model, args.size, args.batch, args.dtype, args.device)
+    row = bench_model.Row(args.encoding, args.parabolas if args.encoding == "pape" else None)
+    print(bench_profile.markdown(bench_profile.run(row, setting, args.rounds)))
+
+
 def parser() -> argparse.ArgumentParser:
     from torch import get_num_threads
 
@@ -222,6 +235,23 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("bench-model"), metavar="PATH", help="writes PATH.json, PATH.md, PATH.png"
     )
     bench.set_defaults(run=_bench_model)
+
+    bench = command(
+        benchmarks,
+        "profile",
+        "Where the time that an encoding adds to a model goes, beside the floor that its GFLOP set.",
+        "parapos bench profile --encoding pape --parabolas 50 --rounds 20",
+    )
+    bench.add_argument("--model", choices=bench_model.MODELS, default="vit_base_patch16", help="vision transformer")
+    bench.add_argument("--encoding", choices=list_encodings(), default="pape", help="compared with none")
+    bench.add_argument("--parabolas", type=integer(1, 1024), default=50, help="of pape")
+    bench.add_argument("--size", type=image_size, default=224, help="pixels per side, a multiple of 16")
+    bench.add_argument("--batch", type=integer(1, 4096), default=1, help="images per step")
+    bench.add_argument("--dtype", choices=bench_model.DTYPES, default="fp32", help="autocast type")
+    bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to run")
+    bench.add_argument("--threads", type=integer(1, 1024), default=get_num_threads(), help="CPU threads")
+    bench.add_argument("--rounds", type=integer(1, 100000), default=10, help="steps of each model and mode")
+    bench.set_defaults(run=_bench_profile)
 
     prepare = command(commands, "prepare", "Check a dataset on disk.", "parapos prepare imagenet --check")
     images = command(

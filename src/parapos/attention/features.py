@@ -11,6 +11,7 @@ from __future__ import annotations
 from ast import literal_eval
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -243,6 +244,7 @@ def _pack(terms: Sequence[Term]) -> tuple[list[Tensor], str]:
     return tensors, "&".join(entries)
 
 
+@cache
 def parse(spec: str) -> list[tuple[str, list[str], list[str], dict[str, Any]]]:
     """Per term: its name, its tensors' fields, those that want a gradient, and its other fields."""
     parsed = []

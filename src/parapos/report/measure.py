@@ -71,6 +71,8 @@ def peak_memory(prepare: Callable[[], Callable[[], object]], device: str) -> int
     release_memory()  # or the call would use, unseen, what a warm-up left
     before = torch.cuda.memory_allocated() if device == "cuda" else _resident(peak=False)
     call = prepare()
+    gc.collect()
+    release_memory()  # what was made on the way to the call and dropped is not of it
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     elif os.access("/proc/self/clear_refs", os.W_OK):

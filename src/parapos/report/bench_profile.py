@@ -1,0 +1,94 @@
+"""Where the time that an encoding adds to a model goes: by kind of operator, beside the floor that its FLOP set.
+
+The model with the encoding and the one without take turns under PyTorch's profiler. A kind's own time is that of its
+operators without those they call, so the kinds add up. The floor is the counted GFLOP over those of the model without
+positions: what the encoding would cost if the rest of it were free and every product as fast as the model's own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from . import bench_model, measure
+from .bench_model import BASE, MODES, Row, Setting
+from .text import table
+
+KINDS = {
+    "products": ("addmm", "mm", "bmm", "baddbmm", "convolution", "linear", "matmul"),
+    "fused attention": ("scaled_dot_product", "flash_attention", "efficient_attention"),
+    "this package's operators": ("parapos::",),
+    "optimizer": ("adamw",),
+}
+REST = "the rest: pointwise, copies, norms"
+
+
+def kind(name: str) -> str:
+    """The kind of an operator, by its name."""
+    bare = name.removeprefix("aten::").lstrip("_")
+    for found, words in KINDS.items():
+        if found == "products" and any(bare in (word, f"mkldnn_{word}", f"{word}_backward") for word in words):
+            return found
+        if found != "products" and any(word in name for word in words):
+            return found
+    return REST
+
+
+def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
+    """Milliseconds per step by mode, row and kind, and the floors."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if setting.device == "cuda" else [])
+    rows = [Row(BASE), row]
+    out: dict[str, Any] = {**measure.machine(setting.device), "commit": measure.commit(), "row": str(row)}
+    out |= {"setting": str(setting), "rounds": rounds, "modes": {}}
+    count = {r: bench_model.count(r, setting.model, setting.size, setting.device) for r in rows}
+    for mode in MODES:
+        nets = {r: bench_model.build(r, setting.model).to(setting.device) for r in rows}
+        steps = {}
+        for r, net in nets.items():
+            train = mode == "training"
+            steps[r] = bench_model.prepare(
+                net if train else bench_model.fold(net), bench_model.adamw(net) if train else None, setting
+            )
+            steps[r]()
+        spent: dict[Row, defaultdict[str, float]] = {r: defaultdict(float) for r in rows}
+        for index in range(rounds):
+            for r in rows if index % 2 == 0 else rows[::-1]:
+                with profile(activities=activities) as seen:
+                    steps[r]()
+                    if setting.device == "cuda":
+                        torch.cuda.synchronize()
+                for event in seen.key_averages():
+                    own = event.self_device_time_total if setting.device == "cuda" else event.self_cpu_time_total
+                    spent[r][kind(event.key)] += own / 1000 / rounds
+            measure.progress(f"profile: {setting}, {mode}: round {index + 1} of {rounds}")
+        base, ours = (count[r][mode] for r in rows)
+        floor = ours / base if base and ours else None
+        out["modes"][mode] = {"ms": {str(r): dict(spent[r]) for r in rows}, "floor": floor}
+        del nets, steps
+    return out
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """One table per mode: milliseconds by kind, and the difference as a share of the model without positions."""
+    lines = [
+        f"{found['setting']}, on {found['machine']}, {found['device']}, threads: {found['threads']}, "
+        f"torch {found['torch']}, commit {found['commit']}. Mean of {found['rounds']} profiled steps, which take "
+        "longer than others."
+    ]
+    for mode, values in found["modes"].items():
+        base, ours = values["ms"][BASE], values["ms"][found["row"]]
+        whole = sum(base.values())
+        rows = []
+        for name in [*KINDS, REST]:
+            a, b = base.get(name, 0.0), ours.get(name, 0.0)
+            if a or b:
+                rows.append([name, f"{a:.1f} ms", f"{b:.1f} ms", f"{(b - a) / whole:+.1%}"])
+        total = sum(ours.values())
+        rows.append(["all", f"{whole:.1f} ms", f"{total:.1f} ms", f"{total / whole - 1:+.1%}"])
+        floor = "-" if values["floor"] is None else f"{values['floor'] - 1:+.1%}"
+        rows.append(["floor set by the GFLOP", "", "", floor])
+        lines += ["", f"{mode}:", "", table(["time in", BASE, found["row"], "of the whole"], rows)]
+    return "\n".join(lines)
