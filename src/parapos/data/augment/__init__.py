@@ -1,0 +1,1 @@
+"""What training changes in raw samples, before they become tokens."""
