@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .commands import experiments
+from .commands import analyze, bench_tokenizer, experiments, prepare_events, prepare_video
 from .commands.base import Parser, UserError, command, image_size, integer, names, seconds, several
 
 
@@ -252,10 +252,12 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--threads", type=integer(1, 1024), default=get_num_threads(), help="CPU threads")
     bench.add_argument("--rounds", type=integer(1, 100000), default=10, help="steps of each model and mode")
     bench.set_defaults(run=_bench_profile)
+    bench_tokenizer.add(benchmarks)
 
-    prepare = command(commands, "prepare", "Check a dataset on disk.", "parapos prepare imagenet --check")
+    prepare = command(commands, "prepare", "Check and prepare a dataset on disk.", "parapos prepare imagenet --check")
+    datasets = prepare.add_subparsers(metavar="DATASET", required=True)
     images = command(
-        prepare.add_subparsers(metavar="DATASET", required=True),
+        datasets,
         "imagenet",
         "Count and read ImageNet-1K, ImageNetV2 and ImageNet-R, then write the list of validation images.",
         "parapos prepare imagenet --root data/imagenet --check",
@@ -267,6 +269,8 @@ def parser() -> argparse.ArgumentParser:
     images.add_argument("--partial", action="store_true", help="accept any number of classes and images")
     writes.add_argument("--synthetic", action="store_true", help="write a tiny generated copy first; DIR must be new")
     images.set_defaults(run=_prepare_imagenet)
+    prepare_video.add(datasets, _track)
+    prepare_events.add(datasets, _track)
 
     train = command(
         commands,
@@ -296,6 +300,7 @@ def parser() -> argparse.ArgumentParser:
     judge.add_argument("--batch", type=integer(1, 65536), help="images at a time, without it that of the recipe")
     judge.set_defaults(run=_eval)
     experiments.add(commands)
+    analyze.add(commands)
     return top
 
 

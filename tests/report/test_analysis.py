@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import parapos
-from parapos import cli
 from parapos.attention.reference import attention
-from parapos.report import analysis
+from parapos.blocks import Encoder
+from parapos.cli import main
+from parapos.report import analysis, analysis_scores
 from parapos.report.analysis import Heads, Parts
 
 from .runs import make_run
@@ -19,6 +20,37 @@ def model(encoding="pape", **options):
     torch.manual_seed(0)
     size = dict(dim=32, depth=2, mlp_dim=32, heads=4)
     return parapos.create_model("vit_nano_patch4", encoding=encoding, num_classes=10, **size, **options).eval()
+
+
+class Sequences(torch.nn.Module):
+    """A model of tokens (B, N, 16), of which the first `length` are real."""
+
+    inputs = ("tokens", "length")
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.encoder = Encoder(16, 2, 16, heads=2, encoding="pape", pos_dim=1, parabolas=3)
+
+    def forward(self, tokens, length):
+        r = torch.arange(tokens.shape[1], dtype=tokens.dtype)[:, None]
+        return self.encoder(tokens, r, torch.arange(tokens.shape[1]) < length[:, None])
+
+
+class Ragged:
+    """Sequences of different lengths, as a dataset."""
+
+    ragged = ("tokens",)
+
+    def __init__(self, lengths):
+        g = torch.Generator().manual_seed(2)
+        self.tokens = [torch.randn(length, 16, generator=g, dtype=torch.float64) for length in lengths]
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def __getitem__(self, index):
+        return {"tokens": self.tokens[index], "length": len(self.tokens[index]), "id": index, "label": 0}
 
 
 def parts(lp, ly):
@@ -60,6 +92,62 @@ def test_parts_make_the_attention(encoding, pool, monkeypatch):
         assert (part.distance <= 0).all()
         assert bool(part.direction.any()) == (encoding == "pape")
     assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_padding_is_neither_query_nor_key(monkeypatch):
+    net, length = Sequences().double().eval(), torch.tensor([3, 7, 5])
+    tokens = torch.randn(3, 7, 16, dtype=torch.float64)
+    tokens[torch.arange(7) >= length[:, None]] = torch.nan
+    seen = []
+
+    def spy(q, k, v, terms, mask=None, *, scale, **options):
+        out, weights = attention(q, k, v, terms, mask, scale)
+        seen.append(weights)
+        return out
+
+    monkeypatch.setattr("parapos.blocks.attend", spy)
+    with analysis.watch(net) as found:
+        net(tokens, length)
+    for layer, weights in zip(found, seen, strict=True):
+        for sample, count in enumerate(length):
+            real = (sample, slice(None), slice(count))
+            torch.testing.assert_close(layer.attention[real], weights[real], rtol=1e-10, atol=1e-12)
+            assert (layer.attention[sample, :, count:] == 0).all()
+            assert (layer.attention[sample, :, :, count:] == 0).all()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+@pytest.mark.parametrize("tau", [0.8, None])
+def test_padding_does_not_change_the_score(tau):
+    net, data = Sequences().double().eval(), Ragged([3, 7, 1, 5])
+    alone = analysis.score_heads(net, data, 4, batch=1, tau=tau)
+    together = analysis.score_heads(net, data, 4, batch=4, tau=tau)
+    torch.testing.assert_close(together.z, alone.z, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(together.bounded, alone.bounded, rtol=1e-9, atol=1e-12)
+    assert torch.equal(together.pairs, alone.pairs)
+    assert together.samples == alone.samples == 4
+    if tau is None:
+        assert (together.pairs == 9 + 49 + 1 + 25).all()
+
+
+def test_scores_in_blocks_are_the_same(monkeypatch):
+    net, data = Sequences().double().eval(), Ragged([9, 7])
+    whole = analysis.score_heads(net, data, 2, batch=2)
+    formed = []
+    monkeypatch.setattr(analysis_scores, "BLOCK", 2 * 9 * 4)  # four queries
+    inner = analysis_scores.Layer.parts
+    monkeypatch.setattr(
+        analysis_scores.Layer, "parts", lambda self, *some: formed.append(inner(self, *some)) or formed[-1]
+    )
+    pieces = analysis.score_heads(net, data, 2, batch=2)
+    assert [part.semantics.shape for part in formed] == 2 * 2 * [(1, 2, 4, 9), (1, 2, 4, 9), (1, 2, 1, 9)]
+    torch.testing.assert_close(pieces.z, whole.z, rtol=1e-12, atol=1e-14)
+    assert torch.equal(pieces.pairs, whole.pairs)
+
+
+def test_no_token_no_score():
+    with pytest.raises(analysis.ReportError, match="none of the 2 samples has a token"):
+        analysis.score_heads(Sequences().double().eval(), Ragged([0, 0]), 2)
 
 
 def test_z_by_the_definition():
@@ -110,7 +198,7 @@ def test_order_and_batches_do_not_matter():
         pieces.add([parts(some.distance[index], some.semantics[index])])
     torch.testing.assert_close(pieces.z, whole.z, rtol=1e-12, atol=1e-14)
     assert torch.equal(pieces.pairs, whole.pairs)
-    assert pieces.images == whole.images == 6
+    assert pieces.samples == whole.samples == 6
 
 
 def test_no_overflow():
@@ -167,10 +255,10 @@ def test_choice_of_a_head():
 def test_command(tmp_path, capsys):
     run = make_run(tmp_path / "run")
     words = f"analyze {run} --images 10 --index 3 --query 2,3 --layer 2 --head 4 --size 32"
-    assert cli.main(words.split()) == 0
+    assert main(words.split()) == 0
     out = run / "analysis"
     told = json.loads((out / "heads.json").read_text())
-    assert (told["images"], told["tau"], told["scaled"], told["split"]) == (10, 0.8, True, "test")
+    assert (told["samples"], told["tau"], told["scaled"], told["split"]) == (10, 0.8, True, "test")
     assert np.array(told["z"]).shape == (2, 4)
     arrays = np.load(out / "maps.npz")
     assert arrays["distance"].shape == (8, 8)
@@ -183,7 +271,7 @@ def test_command(tmp_path, capsys):
     from PIL import Image
 
     Image.new("RGB", (50, 40), (200, 30, 30)).save(tmp_path / "red.png")
-    assert cli.main(["analyze", str(run), "--image", str(tmp_path / "red.png"), "--images", "1"]) == 0
+    assert main(["analyze", str(run), "--image", str(tmp_path / "red.png"), "--images", "1"]) == 0
     assert np.load(out / "maps.npz")["image"][0] == pytest.approx(200 / 255)
     capsys.readouterr()
 
@@ -199,7 +287,7 @@ def test_command(tmp_path, capsys):
         (f"{run} --size 18 --images 1", "multiples of the model's patch size 4, got 18 x 18"),
         (f"{run} --tau 0", "above 0 and up to 1, got '0'"),
     ):
-        assert cli.main(["analyze", *words.split()]) == 2, words
+        assert main(["analyze", *words.split()]) == 2, words
         err = capsys.readouterr().err
         assert message in err
         assert err.splitlines()[-1].startswith("parapos analyze")

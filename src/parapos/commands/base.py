@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
+
+SPLITS = ("train", "val", "test")
 
 
 class UserError(Exception):
@@ -67,3 +71,44 @@ def image_size(value: str) -> int:
 
 def command(commands: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
     return commands.add_parser(name, help=summary, description=summary, epilog=f"example: {example}")
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def wrote(paths: Sequence[Path]) -> None:
+    for path in paths:
+        tell(f"wrote {path}")
+
+
+def guarded(name: str, work: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
+    """The work of a command, with its errors as one line and missing packages by the name of what brings them."""
+
+    def run(args: argparse.Namespace) -> None:
+        try:
+            from ..data import FormatError
+            from ..report.sweep import ReportError
+            from ..training.callbacks import Stopped
+            from ..training.checkpoint import CheckpointError
+            from ..training.recipe import RecipeError
+            from ..training.task import NonFiniteLoss
+        except ImportError as error:
+            raise UserError(f"parapos {name}: {error}; install it with: pip install 'parapos[train,report]'") from None
+        try:
+            work(args)
+        except (RecipeError, CheckpointError, FormatError, ReportError, OSError) as error:
+            raise UserError(f"parapos {name}: {error}") from None
+        except ModuleNotFoundError as error:
+            raise UserError(f"parapos {name}: {error}; install it with: pip install 'parapos[train,report]'") from None
+        except Stopped as stop:
+            tell(str(stop))
+            raise SystemExit(128 + stop.signal) from None
+        except NonFiniteLoss as error:
+            tell(str(error))
+            raise SystemExit(1) from None
+        except KeyboardInterrupt:
+            tell(f"parapos {name}: stopped; the same command goes on")
+            raise SystemExit(130) from None
+
+    return run
