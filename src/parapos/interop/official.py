@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ..models.vit import ViT
+from ..models.vivit import ViViT
 
-TASKS = ("image",)
+TASKS: dict[str, tuple[type[ViT | ViViT], int]] = {"image": (ViT, 4), "video": (ViViT, 5)}  # dimensions of the stem
 
 _RENAMES = (
     (r"attention\.qkv_proj\.", "attention.qkv."),
@@ -100,6 +101,7 @@ def load(
 ) -> nn.Module:
     """A model in eval mode with the release's weights and its behaviour, quirks included.
 
+    task: "image" for net(images), "video" for net(videos, lengths=...) with the number of real tubelets per sample.
     state_dict: a network's state dict or a training checkpoint that holds one. heads cannot be read from the weights.
     encoding is needed only where it has no weights. options go to the model, such as kernel or drop_path.
     """
@@ -109,16 +111,21 @@ def load(
         raise ValueError(f"heads must be a positive integer, got {heads!r}")
     state = _strip(state_dict)
     name = _infer_encoding(state, encoding)
-    for option in ("parabolas", "compat"):
+    for option in ("parabolas", "compat", "tubelet"):
         if option in options:
             raise TypeError(f"{option} is read from the checkpoint and cannot be given")
+    cls, ndim = TASKS[task]
     stem = state["embedding.weight"]
-    if stem.ndim != 4 or not stem.numel():
+    if stem.ndim != ndim or not stem.numel():
+        hints = [f"; try task={other!r}" for other, (_, n) in TASKS.items() if n == stem.ndim and other != task]
         raise CheckpointError(
-            f"embedding.weight of an image network has 4 dimensions and is not empty, got {tuple(stem.shape)}"
+            f"embedding.weight of a network for task={task!r} has {ndim} dimensions and is not empty, "
+            f"got {tuple(stem.shape)}{''.join(hints)}"
         )
     try:
-        dim, channels, patch, _ = stem.shape
+        dim, channels, *tubelet, patch, _ = stem.shape
+        if tubelet:
+            options["tubelet"] = tubelet[0]
         layers = {int(m[1]) for key in state if (m := re.match(r"encoder\.layers\.(\d{1,4})\.", key))}
         depth = len(layers)
         if not layers or layers != set(range(depth)):
@@ -138,7 +145,7 @@ def load(
         if rows % heads:
             raise CheckpointError(f"{heads} heads do not divide the {rows} rows of W_p")
         options["parabolas"] = rows // heads
-    net = ViT(
+    net = cls(
         dim=dim,
         heads=heads,
         head_dim=inner // heads,

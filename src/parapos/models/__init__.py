@@ -7,7 +7,9 @@ from typing import Any
 from torch import nn
 
 from ..encodings import nearest
+from .event_vit import EventViT
 from .vit import ViT
+from .vivit import ViViT
 
 # dim, heads, depth, mlp_dim; the "official" sizes are those of the authors' release.
 _VIT: dict[str, dict[str, Any]] = {
@@ -18,10 +20,18 @@ _VIT: dict[str, dict[str, Any]] = {
     "vit_official_nano_patch16": dict(dim=128, heads=4, depth=4, mlp_dim=256),
     "vit_nano_patch4": dict(dim=64, heads=4, depth=4, mlp_dim=128, patch=4, pool="mean"),
 }
+_BASE = _VIT["vit_base_patch16"]
+_NANO = _VIT["vit_official_nano_patch16"]
 
-MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {name: (ViT, size) for name, size in _VIT.items()}
+MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    **{name: (ViT, size) for name, size in _VIT.items()},
+    "vivit_base_patch16": (ViViT, _BASE),
+    "vivit_nano_patch16": (ViViT, _NANO),
+    "event_vit_base_patch16": (EventViT, _BASE),
+    "event_vit_nano_patch16": (EventViT, _NANO),
+}
 
-__all__ = ["MODELS", "ViT", "create_model", "list_models"]
+__all__ = ["MODELS", "EventViT", "ViT", "ViViT", "create_model", "list_models"]
 
 
 def list_models() -> list[str]:

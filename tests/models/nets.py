@@ -1,0 +1,79 @@
+"""Shared by the tests of networks whose tokens have three coordinates: what they are given and what comes back.
+
+A network's inputs are a dict in the order of its forward; `lengths` tells how much of each sample is real.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from parapos.encodings import ENCODINGS
+
+NAMES = [name for name, cls in ENCODINGS.items() if cls.claims.unbounded]  # that serve three coordinates
+Inputs = dict[str, Tensor]
+
+
+def awake(net: nn.Module) -> nn.Module:
+    """The network in evaluation mode with a classifier that is no longer blank."""
+    nn.init.normal_(net.classifier.weight)
+    return net.eval()
+
+
+def logits_and_gradients(net: nn.Module, inputs: Inputs, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits, and the gradients of sum(logits * weight) by name of parameter; zeros where there is none."""
+    logits = net(**inputs)
+    grads = torch.autograd.grad((logits * weight).sum(), list(net.parameters()), allow_unused=True)
+    named = zip(net.named_parameters(), grads, strict=True)
+    return logits.detach(), {name: torch.zeros_like(p) if g is None else g for (name, p), g in named}
+
+
+def positions_of(net: nn.Module, inputs: Inputs, **options: object) -> Tensor:
+    """The positions (B or 1, N, p) that the encoder is given."""
+    seen: list[Tensor] = []
+    hook = net.encoder.register_forward_pre_hook(lambda module, args: seen.append(args[1].r))
+    net(**inputs, **options)
+    hook.remove()
+    return seen[0]
+
+
+def assert_padding_never_matters(net: nn.Module, together: Inputs, alone: list[Inputs]) -> None:
+    """A padded batch gives the logits of its samples alone, and the sum of their gradients. In float64."""
+    g = torch.Generator().manual_seed(7)
+    weight = torch.randn(len(alone), net.classifier.out_features, generator=g, dtype=torch.float64)
+    logits, grads = logits_and_gradients(net, together, weight)
+    parts = [logits_and_gradients(net, inputs, weight[i]) for i, inputs in enumerate(alone)]
+    torch.testing.assert_close(logits, torch.cat([part[0] for part in parts]), rtol=1e-9, atol=1e-9)
+    for name, grad in grads.items():
+        total = torch.stack([part[1][name] for part in parts]).sum(0)
+        torch.testing.assert_close(grad, total, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def assert_same_to_the_bit(net: nn.Module, clean: Inputs, poisoned: Inputs) -> None:
+    """Logits and gradients do not know what stands in padding."""
+    weight = torch.randn(len(clean["lengths"]), net.classifier.out_features, generator=torch.Generator().manual_seed(8))
+    (a, da), (b, db) = (logits_and_gradients(net, inputs, weight) for inputs in (clean, poisoned))
+    assert torch.equal(a, b)
+    for name, grad in da.items():
+        assert torch.equal(grad, db[name]), name
+
+
+def excess(net: nn.Module, other: nn.Module, inputs: Inputs, dtype: torch.dtype) -> float:
+    """The error of `net` over twice that of `other`, both in `dtype`, judged by `other` in float64; root mean square.
+
+    `other` runs the reference kernel with the same weights. Above 1 is a failure.
+    """
+    other.load_state_dict(net.state_dict())
+
+    def run(module: nn.Module, kind: torch.dtype) -> Tensor:
+        cast = {k: v.to(kind) if k == "videos" else v for k, v in inputs.items()}
+        with torch.no_grad():
+            out = module.to(kind)(**cast)
+        assert out.dtype == kind
+        assert out.isfinite().all()
+        return out.double()
+
+    ours, theirs = run(net, dtype), run(other, dtype)
+    truth = run(other, torch.float64)  # of the weights as rounded
+    mine, budget = ((x - truth).square().mean().sqrt() for x in (ours, theirs))
+    return (mine / (2 * budget + torch.finfo(dtype).eps * truth.abs().max())).item()
