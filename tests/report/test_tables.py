@@ -122,12 +122,14 @@ def test_estimate(tmp_path):
     for encoding, size in (("sincos", 224), ("pape", 224)):
         with torch.device("meta"):
             model = recipe.load("imagenet", {"model.encoding": encoding}).model.build(1000)
-        assert tables_cost.gflop(model, size) == pytest.approx(flops.gflops(encoding), rel=0.06)
-    each = 3 * tables_cost.gflop(model, 224)
+        count = tables_cost.tokens(model, run.wanted, size)
+        assert count == 197
+        assert tables_cost.gflop(model, count) == pytest.approx(flops.gflops(encoding), rel=0.06)
+    each = 3 * tables_cost.gflop(model, 197)
     hours = each * 1_268_356 * 300 / 150e3 / 3600
-    assert f" {hours:.1f} |" in tables_cost.estimate([run], set(), 150)
-    assert f" {hours / 2:.1f} |" in tables_cost.estimate([run], set(), 300)
-    assert "--model.encoding pape" in tables_cost.estimate([run], set())
+    assert f" {hours:.1f} |" in tables_cost.estimate([run], 150)
+    assert f" {hours / 2:.1f} |" in tables_cost.estimate([run], 300)
+    assert "--model.encoding pape" in tables_cost.estimate([run])
 
 
 def test_two_runs_killed_and_gone_on_with(tiny, tmp_path, monkeypatch, capsys):

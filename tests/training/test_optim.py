@@ -25,7 +25,6 @@ def test_the_rate_of_the_paper():
             learning_rate(IMAGENET, step, steps)
 
 
-
 def test_the_rate_ends_where_it_is_told():
     gesture = Optim(epochs=1, batch=1, lr=5e-5, final_lr=5e-7, warmup=0.1)
     assert learning_rate(gesture, 100, 1000) == 5e-5

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from ..encodings import fold
 from . import bench_model, measure
 from .bench_model import BASE, MODES, Row, Setting
 from .text import table
@@ -50,7 +51,7 @@ def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
         for r, net in nets.items():
             train = mode == "training"
             steps[r] = bench_model.prepare(
-                net if train else bench_model.fold(net), bench_model.adamw(net) if train else None, setting
+                net if train else fold(net), bench_model.adamw(net) if train else None, setting
             )
             steps[r]()
         spent: dict[Row, defaultdict[str, float]] = {r: defaultdict(float) for r in rows}

@@ -40,15 +40,22 @@ DPI = 150
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: values by x, None where nothing was measured. dashed: with position interpolation."""
+    """A curve: values by x, None where nothing was measured. dashed: with position interpolation. spread: how far the
+    values reach up and down, drawn as a band. colour: instead of the encoding's."""
 
     name: str
     encoding: str
     values: Sequence[float | None]
     dashed: bool = False
+    spread: Sequence[float | None] = ()
+    colour: str = ""
+
+    @property
+    def ink(self) -> str:
+        return self.colour or COLOURS[self.encoding]
 
 
-def _pyplot() -> Any:
+def load_pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -77,7 +84,7 @@ def _spread(wanted: Sequence[float], gap: float) -> list[float]:
 
 def curves(path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: int, title: str, ylabel: str) -> None:
     """Percentages over the resolution, each curve with its name at its end; the trained resolution is marked."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     figure, axis = pyplot.subplots(figsize=(7.6, 4.6), layout="constrained")
     axis.axvline(trained, color="black", linewidth=0.8, linestyle=":")
     axis.annotate("trained here", (trained, 2), (3, 0), textcoords="offset points", fontsize=8, color="#444444")
@@ -87,8 +94,9 @@ def curves(path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: 
         if not points:
             continue
         wide = 2.6 if line.encoding == "pape" else 1.6
-        style: dict[str, Any] = dict(color=COLOURS[line.encoding], linewidth=wide, marker="o", markersize=wide + 2)
+        style: dict[str, Any] = dict(color=line.ink, linewidth=wide, marker="o", markersize=wide + 2)
         axis.plot(*zip(*points, strict=True), linestyle="--" if line.dashed else "-", **style)
+        _band(axis, sizes, line)
         ends.append((points[-1][1], line))
     for height, (value, line) in zip(_spread([v for v, _ in ends], 5.0), ends, strict=True):
         axis.annotate(
@@ -97,7 +105,7 @@ def curves(path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: 
             (8, 0),
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
-            color=COLOURS[line.encoding],
+            color=line.ink,
             fontsize=9.5,
             fontweight="bold" if line.encoding == "pape" else "normal",
             va="center",
@@ -110,12 +118,37 @@ def curves(path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: 
     axis.margins(x=0.02)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    save(figure, path)
+
+
+def _band(axis: Any, xs: Sequence[float], line: Line) -> None:
+    band = [
+        (x, v - s, v + s)
+        for x, v, s in zip(xs, line.values, line.spread or [None] * len(xs), strict=True)
+        if v is not None and s is not None
+    ]
+    if band:
+        axis.fill_between(*zip(*band, strict=True), color=line.ink, alpha=0.15, linewidth=0)
+
+
+def losses(path: Path, steps: Sequence[int], lines: Sequence[Line], *, title: str) -> None:
+    """Training losses over the steps, with a legend in the order of their last values."""
+    pyplot = load_pyplot()
+    figure, axis = pyplot.subplots(figsize=(7.6, 4.6), layout="constrained")
+    for line in sorted(lines, key=lambda line: -(line.values[-1] or 0.0)):
+        points = [(step, v) for step, v in zip(steps, line.values, strict=True) if v is not None]
+        axis.plot(*zip(*points, strict=True), color=line.ink, linewidth=1.6, label=line.name)
+        _band(axis, steps, line)
+    axis.set(title=title, xlabel="step", ylabel="training loss")
+    axis.legend(fontsize=8, frameon=False)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    save(figure, path)
 
 
 def heads(path: Path, score: Tensor, bounded: Tensor, *, title: str) -> None:
     """z (L, H) and the bounded score, one cell per layer and head: orange is positional, blue semantic."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     depth, count = score.shape
     wide, tall = max(3.4, 0.55 * count + 1.6), max(2.4, 0.42 * depth + 1.4)
     figure, axes = pyplot.subplots(1, 2, figsize=(2 * wide, tall), layout="constrained")
@@ -136,7 +169,7 @@ def heads(path: Path, score: Tensor, bounded: Tensor, *, title: str) -> None:
         axis.set(xlabel="head", ylabel="layer")
         axis.set_title(name, fontsize=9)
     figure.suptitle(f"{title}   orange: positional, purple: semantic", fontsize=10)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _short(value: float) -> str:
@@ -158,7 +191,7 @@ class Maps:
 
 def maps(path: Path, rows: Sequence[Maps], *, title: str) -> None:
     """One row per set of maps: image with the query, distance, direction, semantics, their sum, and its softmax."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(
         len(rows), 6, figsize=(14.5, 2.15 * len(rows) + 0.5), layout="constrained", squeeze=False
     )
@@ -195,10 +228,10 @@ def maps(path: Path, rows: Sequence[Maps], *, title: str) -> None:
             axis.set_yticks([])
     axes[0][0].set_title("image and query", fontsize=10)
     figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+    save(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DPI, bbox_inches="tight")
-    _pyplot().close(figure)
+    load_pyplot().close(figure)

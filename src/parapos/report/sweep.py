@@ -31,7 +31,7 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Cell:
-    """One evaluation. data and root: "" for those of the run."""
+    """One evaluation. size: 0 where data have none. data and root: "" for those of the run."""
 
     size: int
     position_scale: float = 1.0
@@ -82,11 +82,12 @@ class Cells:
         if (kept := self.get(cell)) is not None:
             return kept
         data = fit.load_run(self.run).data
-        batch = batch or max(1, data.eval_batch * data.size**2 // cell.size**2)
+        if not batch and cell.size:
+            batch = max(1, data.eval_batch * data.size**2 // cell.size**2)
         found = fit.evaluate(
             self.run,
             split=cell.split,
-            size=cell.size,
+            size=cell.size or None,
             position_scale=cell.position_scale,
             root=cell.root or None,
             data=cell.data or None,
@@ -179,6 +180,8 @@ def run(
         told = ", ".join(f"{folder} {wanted.data.size}" for folder, wanted in zip(runs, recipes, strict=True))
         raise ReportError(f"runs of one sweep must be trained at one size, got {told}")
     trained, sizes = recipes[0].data.size, sorted(set(sizes))
+    if not trained:
+        raise ReportError(f"{runs[0]}: dataset {recipes[0].data.name} has no size to sweep")
     known = [wanted.model.encoding for wanted in recipes]
     rows = []
     for folder, wanted in zip(runs, recipes, strict=True):

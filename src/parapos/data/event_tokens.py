@@ -1,0 +1,52 @@
+"""Events to the entries of a sample that an event model takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..tokenizers.spiking_patches import BUCKETS, Tokens, tokenize
+from .events import Events
+
+RAGGED = ("codes", "x", "y", "t")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizing:
+    """Spiking Patches with its settings. Making one checks them and compiles, so that workers need not."""
+
+    height: int
+    width: int
+    patch: int = 16
+    threshold: int = 256
+    refractory_us: int = 100_000
+
+    def __post_init__(self) -> None:
+        self(Events.empty())
+        codes = 2 * BUCKETS * self.patch**2
+        if codes > 2**15:
+            raise ValueError(
+                f"patch {self.patch} has {codes} codes, expected at most {2**15}: a sample has them as int16"
+            )
+
+    def __call__(self, events: Events) -> Tokens:
+        return tokenize(
+            events.t,
+            events.x,
+            events.y,
+            events.polarity,
+            height=self.height,
+            width=self.width,
+            patch=self.patch,
+            threshold=self.threshold,
+            refractory_us=self.refractory_us,
+        )
+
+
+def tensors(tokens: Tokens) -> dict[str, Any]:
+    """{"codes": int16 (L, threshold), "x", "y": int64 (L,) patches, "t": int64 (L,) microseconds, "length": L}."""
+    places = {name: torch.from_numpy(getattr(tokens, name).astype(np.int64)) for name in ("x", "y", "t")}
+    return {"codes": torch.from_numpy(tokens.codes.astype(np.int16)), **places, "length": len(tokens)}

@@ -1,0 +1,1 @@
+"""What torchmetrics and the COCO evaluators do not give."""

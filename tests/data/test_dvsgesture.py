@@ -1,0 +1,431 @@
+"""DvsGesture: splits, samples against brute force, the cache, and the generated tree."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from parapos.data import FormatError, cache, dvsgesture
+from parapos.data.augment.events import MIRRORED, EventAugment
+from parapos.data.batch import collate
+from parapos.data.dvsgesture import Gestures, check, cut, find_root, list_recordings, prepare
+from parapos.data.events import Events
+from parapos.data.events_tree import ROWS, make_dvsgesture
+from parapos.data.readers import TruncatedWarning, aedat
+from parapos.data.readers.gesture_lists import Row, read_labels, user_of
+from parapos.data.sampling import Key
+from parapos.tokenizers.spiking_patches import reference
+
+SHARED = Path(os.environ.get("PARAPOS_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+LISTS = SHARED / "samples" / "dvsgesture"
+COLUMNS = "class,startTime_usec,endTime_usec\n"
+NO_CHANGE = EventAugment(flip=0.0, operations=("identity",))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """3 users in 2 lights: one to train, one for validation, one to test."""
+    root = tmp_path_factory.mktemp("dvsgesture") / "tree"
+    make_dvsgesture(root, users=(4, 22, 24), seconds=0.2, rate=8000)
+    return root
+
+
+@pytest.fixture
+def tree(made, tmp_path):
+    """A copy that a test may break."""
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+def load(split, root, **options):
+    return dvsgesture.dvsgesture(split, root=root, **{"threshold": 16, "complete": False, **options})
+
+
+def same(first, second):
+    assert first.keys() == second.keys()
+    return all(torch.equal(torch.as_tensor(first[key]), torch.as_tensor(second[key])) for key in first)
+
+
+def rows(events):
+    return list(zip(*(getattr(events, name).tolist() for name in ("t", "x", "y", "polarity")), strict=True))
+
+
+# Splits
+
+
+def test_splits_are_by_user(made):
+    names = {split: list_recordings(made, split, complete=False) for split in ("train", "val", "test")}
+    assert names == {
+        "train": ["user04_fluorescent", "user04_led"],
+        "val": ["user22_fluorescent", "user22_led"],
+        "test": ["user24_fluorescent", "user24_led"],
+    }
+    with pytest.raises(ValueError, match="split must be one of train, val, test, got 'dev'"):
+        list_recordings(made, "dev")
+
+
+@pytest.mark.skipif(not LISTS.is_dir(), reason="no official lists here")
+def test_official_lists():
+    names = {split: list_recordings(LISTS, split) for split in ("train", "val", "test")}
+    assert len(names["train"]) + len(names["val"]) == 98
+    assert len(names["test"]) == 24
+    users = {split: {user_of(name) for name in names[split]} for split in names}
+    assert users == {"train": set(range(1, 21)), "val": {21, 22, 23}, "test": set(range(24, 30))}
+
+
+def test_broken_trees_are_explained(tree, tmp_path):
+    with pytest.raises(FormatError, match=r"no trials_to_train\.txt, expected the folder of DvsGesture"):
+        load("train", tmp_path / "none")
+    with pytest.raises(
+        FormatError, match=r"trials_to_test\.txt: 2 recordings, expected 24; complete=False accepts this"
+    ):
+        load("test", tree, complete=True)
+    (tree / "user24_led.aedat").unlink()
+    assert len(load("test", tree)) == 12
+    with pytest.raises(FormatError, match=r"user24_led.aedat: no such file; complete=False does without"):
+        dvsgesture.list_samples(tree, tree / "prepared", ["user24_fluorescent", "user24_led"])
+    (tree / "user24_fluorescent_labels.csv").unlink()
+    with pytest.raises(FormatError, match="no gestures, expected recordings with labels"):
+        load("test", tree)
+    (tree / "trials_to_test.txt").write_text("user22_led.aedat\n")
+    with pytest.raises(FormatError, match="user22_led is in both lists"):
+        load("val", tree)
+
+
+def test_the_folder_of_the_archive_is_found(tree):
+    shutil.copytree(tree, tree.parent / "above" / "DvsGesture")
+    assert find_root(tree.parent / "above") == tree.parent / "above" / "DvsGesture"
+    assert len(load("val", tree.parent / "above")) == 24
+
+
+# Samples
+
+
+def test_a_sample_per_row(made):
+    for split in ("train", "val", "test"):
+        found = load(split, made)
+        assert len(found) == 24
+        assert Counter(sample.gesture.label for sample in found.samples) == Counter(2 * ROWS)
+        assert (found.classes, found.ragged) == (11, ("codes", "x", "y", "t"))
+
+
+def test_rows_are_cut_with_both_ends_and_cleaned():
+    events = Events.of(
+        [9, 10, 10, 12, 13, 15, 15, 16], [1, 2, 128, 4, 5, 6, 7, 8], [0, 1, 2, 3, 128, 5, 127, 7], [1] * 8
+    )
+    assert rows(cut(events, Row(0, 10, 15))) == [(0, 2, 1, 1), (2, 4, 3, 1), (5, 6, 5, 1), (5, 7, 127, 1)]
+    assert rows(cut(events, Row(0, 15, 15))) == [(0, 6, 5, 1), (0, 7, 127, 1)]
+    assert (
+        len(cut(events, Row(0, 17, 99)))
+        == len(cut(events, Row(0, 0, 8)))
+        == len(cut(Events.empty(), Row(0, 0, 8)))
+        == 0
+    )
+
+
+def test_samples_equal_brute_force(made):
+    found = load("val", made)
+    all_events = {name: aedat.read(made / f"{name}.aedat") for name in ("user22_fluorescent", "user22_led")}
+    for index in (0, 8, 9, 23):
+        recording, row, gesture, _ = found.samples[index]
+        line = (made / f"{recording}_labels.csv").read_text().splitlines()[row + 1]
+        label, start, end = map(int, line.split(","))
+        whole = rows(all_events[recording])
+        want = [(t - start, x, y, p) for t, x, y, p in whole if start <= t <= end and x < 128 and y < 128]
+        assert rows(found.events(index)) == want
+        sample = found[index]
+        tokens = reference(*zip(*want, strict=True), height=128, width=128, threshold=16)
+        assert sample["label"] == gesture.label == label - 1
+        assert (sample["id"], sample["length"]) == (index, len(tokens))
+        assert len(tokens) > 3
+        for name in ("t", "x", "y", "codes"):
+            assert np.array_equal(sample[name].numpy(), getattr(tokens, name))
+        assert [sample[name].dtype for name in ("codes", "x", "y", "t")] == [torch.int16, *[torch.int64] * 3]
+
+
+def test_rows_may_overlap(made):
+    """Gesture 9 ends after gesture 10 has begun: both have the events in between."""
+    found = load("train", made)
+    ninth, tenth = (found.samples[i].gesture for i in (9, 10))
+    assert (ninth.label, tenth.label) == (8, 9)
+    shared = ninth.end - tenth.start
+    assert shared > 0
+    last, first = found.events(9), found.events(10)
+    inside = last.t >= tenth.start - ninth.start
+    assert inside.sum() == (first.t <= shared).sum() > 0
+
+
+def test_a_clock_that_overflows(made):
+    """The first recording crosses 2^31 microseconds."""
+    events = aedat.read(made / "user04_fluorescent.aedat")
+    assert events.t[0] < 2**31 < events.t[-1]
+    found = load("train", made)
+    assert all(len(found.events(i)) > 1000 for i in range(12))
+
+
+def test_rows_without_events_have_no_tokens(tree):
+    (tree / "user24_led_labels.csv").write_text(f"{COLUMNS}1,5,9\n2,6,6\n")
+    (tree / "user24_fluorescent_labels.csv").write_text(COLUMNS)
+    for now in ("raw", "prepared"):
+        found = load("test", tree)
+        batch = collate([found[0], found[1]], found.ragged)
+        assert batch["codes"].shape == (2, 0, 16), now
+        assert batch["length"].tolist() == [0, 0]
+        prepare(tree, complete=False)
+        assert len(found[0]["t"]) == 0
+
+
+def test_samples_of_different_length_make_a_batch(made):
+    found = load("test", made)
+    batch = collate([found[i] for i in range(6)], found.ragged)
+    lengths = batch["length"].tolist()
+    assert len(set(lengths)) > 1
+    assert batch["codes"].shape == (6, max(lengths), 16)
+    shortest = lengths.index(min(lengths))
+    assert torch.equal(batch["t"][shortest, : lengths[shortest]], found[shortest]["t"])
+    assert not batch["codes"][shortest, lengths[shortest] :].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"patch": 41}, "patch 41 has 33620 codes, expected at most 32768"),
+        ({"patch": 0}, "patch must be from 1"),
+        ({"threshold": 0}, "threshold"),
+    ],
+)
+def test_settings_are_checked(options, told, made):
+    with pytest.raises(ValueError, match=told):
+        load("val", made, **options)
+    assert load("val", made, patch=32)[0]["x"].max() < 4
+
+
+# Augmentation
+
+
+def test_training_is_augmented_and_evaluation_is_not(made):
+    train, plain = load("train", made), load("train", made, augment=NO_CHANGE)
+    assert train.augment == EventAugment()
+    assert load("val", made).augment is None
+    assert sum(not same(train[i], plain[i]) for i in range(24)) > 12
+    assert same(plain[Key(3, 0)], plain[Key(3, 9)])
+
+
+def test_a_flip_changes_the_label(made):
+    plain, flipped = (
+        load("train", made, augment=EventAugment(flip=flip, operations=("identity",))) for flip in (0.0, 1.0)
+    )
+    for index in range(12):
+        assert flipped[index]["label"] == MIRRORED[plain[index]["label"]]
+    events, mirrored = plain.events(3), Counter(flipped[3]["x"].tolist())
+    turned = Events(events.t, (127 - events.x).astype(np.uint16), events.y, events.polarity)
+    assert mirrored == Counter(plain.tokenizing(turned).x.tolist())
+
+
+def test_what_augmentation_empties_is_left_alone(made):
+    """All events but a few go, so that no token is left: the sample and its label stay as they were."""
+    harsh = EventAugment(flip=1.0, operations=("event",), event=(0.999, 0.999))
+    found, plain = load("train", made, augment=harsh), load("train", made, augment=NO_CHANGE)
+    for index in (1, 3, 5):
+        assert same(found[index], plain[index])
+
+
+def test_samples_depend_on_seed_epoch_and_index_alone(made):
+    found = load("train", made)
+    keys = [Key(i, epoch) for epoch in (0, 5) for i in (3, 0, 17, 8)]
+    want = [found[key] for key in keys]
+    assert not same(want[0], want[4])
+    assert not all(same(a, b) for a, b in zip(want, (load("train", made, seed=1)[key] for key in keys), strict=True))
+    for workers in (1, 2):
+        loader = DataLoader(found, sampler=keys, batch_size=None, num_workers=workers)
+        assert all(same(a, b) for a, b in zip(want, loader, strict=True))
+
+
+# The cache
+
+
+def test_prepared_gestures_are_the_same(tree):
+    raw = {split: load(split, tree) for split in ("train", "val", "test")}
+    assert prepare(tree, complete=False) == (6, 0)
+    assert {sample.events is None for sample in raw["val"].samples} == {True}
+    for split, old in raw.items():
+        new = load(split, tree)
+        assert {sample.events is None for sample in new.samples} == {False}
+        assert all(same(old[Key(i, 2)], new[Key(i, 2)]) for i in range(24))
+
+
+def test_the_cache_is_enough(tree):
+    want = load("val", tree)[5]
+    prepare(tree, tree.parent / "elsewhere", complete=False)
+    for path in [*tree.glob("*.aedat"), *tree.glob("*.csv")]:
+        path.unlink()
+    assert same(load("val", tree, cache=tree.parent / "elsewhere")[5], want)
+    with pytest.raises(FormatError, match="no gestures"):
+        load("val", tree)
+
+
+def test_preparing_goes_on_where_it_was(tree, monkeypatch):
+    cut_short = iter(range(3))
+    read = aedat.read
+
+    def killed(path, **options):
+        if next(cut_short, None) is None:
+            raise KeyboardInterrupt
+        return read(path, **options)
+
+    monkeypatch.setattr(aedat, "read", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tree, complete=False)
+    assert len(json.loads((tree / "prepared" / "manifest.json").read_text())["entries"]) == 3
+    assert not list(tree.glob("prepared/**/.*"))
+    assert len(load("train", tree)) == 24  # some prepared, some not
+    monkeypatch.setattr(aedat, "read", read)
+    assert prepare(tree, complete=False) == (3, 3)
+    assert prepare(tree, complete=False) == (0, 6)
+
+
+def test_what_changed_is_prepared_again(tree):
+    prepare(tree, complete=False)
+    labels = tree / "user24_led_labels.csv"
+    labels.write_text("".join(labels.read_text().splitlines(True)[:4]))
+    with pytest.raises(FormatError, match="not the labels that were prepared; run `parapos prepare dvsgesture` again"):
+        load("test", tree)
+    (tree / "prepared" / "user04_led" / "07.npy").unlink()
+    (tree / "prepared" / "user22_led" / "03.npy").write_bytes(b"short")
+    assert prepare(tree, complete=False) == (3, 3)
+    assert len(load("test", tree)) == 15
+    assert check(tree, complete=False).problems == []
+
+
+def test_the_manifest_counts_and_knows_checksums(tree):
+    prepare(tree, complete=False)
+    entry = json.loads((tree / "prepared" / "manifest.json").read_text())["entries"]["user24_led"]
+    assert entry["bytes"] == (tree / "user24_led.aedat").stat().st_size
+    for row, (label, start, end, count, digest) in enumerate(entry["gestures"]):
+        data = (tree / "prepared" / "user24_led" / f"{row:02d}.npy").read_bytes()
+        assert hashlib.sha256(data).hexdigest() == digest
+        assert (label, start, end) == tuple(read_labels(tree / "user24_led_labels.csv")[row])
+        assert len(np.load(tree / "prepared" / "user24_led" / f"{row:02d}.npy")) == count
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"kind": "gen1", "version": 1, "entries": {}}',
+        '{"kind": "dvsgesture", "version": 2, "entries": {}}',
+        '{"kind": "dvsgesture", "version": 1, "entries": []}',
+    ],
+)
+def test_damaged_manifests(text, tree):
+    (tree / "prepared").mkdir()
+    (tree / "prepared" / "manifest.json").write_text(text)
+    with pytest.raises(FormatError, match="not a manifest of dvsgesture, version 1"):
+        load("test", tree)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [1, {"bytes": 1}, {"bytes": 1, "labels": "", "gestures": [[11, 0, 1, 2, ""]]}, {"bytes": 1, "gestures": [[]]}],
+)
+def test_damaged_entries(entry, tree):
+    cache.write_manifest(tree / "prepared", "dvsgesture", 1, {"user24_led": entry})
+    with pytest.raises(FormatError, match="what the manifest has of user24_led is damaged"):
+        load("test", tree)
+
+
+def test_damaged_files_of_the_cache(tree):
+    prepare(tree, complete=False)
+    path = tree / "prepared" / "user24_fluorescent" / "00.npy"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    (problem,) = check(tree, complete=False).problems
+    assert problem == f"{path}: damaged; remove it and run `parapos prepare dvsgesture` again"
+    for damage in (data[:200], b"", np.lib.format.magic(1, 0) + data[8:40], data.replace(b"<u4", b"<i4")):
+        path.write_bytes(damage)
+        with pytest.raises(FormatError, match=r"00.npy: expected \d+ rows of .*prepare the data again"):
+            load("test", tree)[0]
+
+
+def test_long_gestures_cannot_be_prepared(tree):
+    (tree / "user24_led_labels.csv").write_text(f"{COLUMNS}1,5,{5 + 2**32}\n")
+    with pytest.raises(FormatError, match=r"gesture 0 takes 4294967296 microseconds, expected less than 2\^32"):
+        prepare(tree, complete=False)
+
+
+def test_files_are_whole_or_absent(tmp_path):
+    path = tmp_path / "folder" / "file"
+    with cache.whole_file(path) as file:
+        file.write(b"old")
+        assert not path.exists()
+
+    def fail():
+        with cache.whole_file(path) as file:
+            file.write(b"new")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_truncated_recordings(tree):
+    path = tree / "user24_led.aedat"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(FormatError, match=r"user24_led\.aedat: at byte .*truncated='keep' takes"):
+        load("test", tree)[12]
+    with pytest.warns(TruncatedWarning, match="kept the"):
+        assert load("test", tree, truncated="keep")[12]["length"] > 0
+    with pytest.raises(FormatError, match="truncated='keep'"):
+        prepare(tree, complete=False)
+    assert "truncated='keep'" in check(tree, complete=False).problems[0]
+    with pytest.warns(TruncatedWarning):
+        assert prepare(tree, complete=False, truncated="keep") == (1, 5)
+
+
+# The generated tree
+
+
+def test_generated_trees_repeat(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        make_dvsgesture(tmp_path / name, users=(1,), lights=("lab",), seconds=0.05, seed=seed)
+    a, b, c = ((tmp_path / name / "user01_lab.aedat").read_bytes() for name in "abc")
+    assert a == b != c
+    with pytest.raises(FormatError, match="not empty, expected a new folder"):
+        make_dvsgesture(tmp_path / "a")
+    assert (tmp_path / "a" / "gesture_mapping.csv").read_text().splitlines()[8] == "arm_roll,8"
+
+
+def test_generated_gestures_mirror_into_their_class(tmp_path):
+    """The mean picture of mirrored gestures is nearer to that of the class they become than to that they were."""
+    make_dvsgesture(tmp_path / "a", users=(1, 2, 3), lights=("lab", "led"), seconds=0.5, rate=6000)
+    found = load("train", tmp_path / "a")
+    assert isinstance(found, Gestures)
+    means = np.zeros((11, 16, 16))
+    for index, sample in enumerate(found.samples):
+        events = found.events(index)
+        means[sample.gesture.label] += np.histogram2d(events.y, events.x, 16, ((0, 128), (0, 128)))[0]
+    for label in (1, 2, 3, 4, 5, 6):
+        distance = {other: np.abs(means[label][:, ::-1] - means[other]).sum() for other in (label, MIRRORED[label])}
+        assert distance[MIRRORED[label]] < 0.5 * distance[label]
+
+
+def test_recipes_reach_the_data(made):
+    recipe = pytest.importorskip("parapos.training.recipe")
+    loaded = recipe.load("dvsgesture_smoke", {"data.root": str(made)})
+    for split in ("train", "val", "test"):
+        dataset = loaded.dataset(split)
+        assert len(dataset) == 24
+        batch = collate([dataset[i] for i in range(3)], dataset.ragged)
+        net = loaded.model.build(dataset.classes)
+        assert net(*(batch[name] for name in net.inputs)).shape == (3, 11)
+    assert dataset.tokenizing.patch == net.patch
+    assert loaded.dataset("train").augment == EventAugment(operations=("identity", "roll"))

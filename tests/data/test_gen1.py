@@ -1,0 +1,415 @@
+"""GEN1: which boxes count, which events belong to a sample, and what `prepare` finds in clips."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from parapos.data import FormatError, gen1, gen1_scan
+from parapos.data.batch import collate
+from parapos.data.events import Events, clean, concatenate
+from parapos.data.events_tree import make_gen1
+from parapos.data.gen1 import Augment, find_root, last_events, list_clips, usable
+from parapos.data.readers import TruncatedWarning, boxes, dat
+from parapos.data.sampling import Key
+from parapos.tokenizers.spiking_patches import reference
+
+NO_CHANGE = Augment(flip=0.0, operations=("identity",))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("gen1") / "tree"
+    make_gen1(root, seconds=1.0, rate=16_000)
+    return root
+
+
+@pytest.fixture
+def tree(made, tmp_path):
+    """A copy that a test may break."""
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+def load(split, root, **options):
+    return gen1.gen1(split, root=root, **{"threshold": 16, "complete": False, **options})
+
+
+def same(first, second):
+    assert first.keys() == second.keys()
+    return all(torch.equal(torch.as_tensor(first[key]), torch.as_tensor(second[key])) for key in first)
+
+
+def rows(events):
+    return list(zip(*(getattr(events, name).tolist() for name in ("t", "x", "y", "polarity")), strict=True))
+
+
+def made_of(*found, t=1000, kind=0):
+    """Boxes (x, y, w, h) or (x, y, w, h, class)."""
+    full = [(t, *box[:4], box[4] if len(box) > 4 else kind, i, 1.0) for i, box in enumerate(found)]
+    return np.array(full, boxes.BOX)
+
+
+def corners(found):
+    return [tuple(round(float(value), 3) for value in box) for box in found[["x", "y", "w", "h"]].tolist()]
+
+
+# Boxes
+
+
+@pytest.mark.parametrize(
+    ("box", "want"),
+    [
+        ((10, 20, 40, 30), (10, 20, 40, 30)),
+        ((-20, -5, 60, 40), (0, 0, 40, 35)),
+        ((280, 220, 60, 60), None),  # 23 x 19 pixels are left, a diagonal below 30
+        ((270, 200, 60, 60), (270, 200, 33, 39)),  # up to 303 and 239, the last pixels
+        ((-50, 10, 40, 40), None),
+        ((400, 10, 40, 40), None),
+        ((10, 10, 0, 50), None),
+        ((10, 10, -20, 50), None),
+        ((10, 10, 10, 29), (10, 10, 10, 29)),  # 100 + 841 >= 900
+        ((10, 10, 10, 28), None),  # 100 + 784 < 900
+        ((10, 10, 9.99, 50), None),
+        ((10, 10, 50, 9.99), None),
+        ((10, 10, 18, 24), (10, 10, 18, 24)),  # exactly 30
+    ],
+)
+def test_boxes_are_cut_to_the_frame_and_small_ones_dropped(box, want):
+    for train in (True, False):
+        assert corners(usable(made_of(box), train=train)) == ([want] if want else [])
+
+
+def test_boxes_as_wide_as_the_frame_are_faulty_in_training_alone():
+    found = made_of((0, 10, 273, 50), (0, 10, 273.5, 50), (-10, 10, 400, 50))
+    assert corners(usable(found, train=True)) == [(0, 10, 273, 50)]
+    assert corners(usable(found, train=False)) == [(0, 10, 273, 50), (0, 10, 273.5, 50), (0, 10, 303, 50)]
+
+
+def test_unknown_classes_are_left_out_with_a_warning():
+    found = made_of((10, 10, 40, 40, 1), (10, 10, 40, 40, 2), (10, 10, 40, 40, 9))
+    with pytest.warns(UserWarning, match="a.npy: 2 boxes are left out, the first of class 2, expected 0 or 1"):
+        assert usable(found, train=False, name="a.npy")["class_id"].tolist() == [1]
+
+
+def test_a_sample_per_time_stamp(tree):
+    path = next((tree / "val").glob("*_bbox.npy"))
+    small = made_of((5, 5, 2, 2), t=300)
+    parts = [
+        made_of((0, 0, 50, 50), t=500),
+        made_of((1, 1, 60, 50), (2, 2, 5, 5), t=200),
+        small,
+        made_of((3, 3, 50, 50), t=500),
+    ]
+    boxes.write(path, np.concatenate(parts), layout="old")
+    found = load("val", tree)
+    assert found.times.tolist() == [200, 500]  # 300 lost its only box
+    assert found.objects(0).tolist() == [[1, 1, 60, 50, 0]]
+    assert found.objects(1).tolist() == [[0, 0, 50, 50, 0], [3, 3, 50, 50, 0]]
+    boxes.write(path, small)
+    with pytest.raises(FormatError, match="no boxes, expected clips with labels"):
+        load("val", tree)
+
+
+# Windows of events
+
+
+def brute(events, time, count, unique=False):
+    """By looking at every event."""
+    found = [event for event in rows(events) if event[0] <= time and event[1] < 304 and event[2] < 240]
+    if unique:
+        found = list(dict.fromkeys(found))
+    return found[-count:]
+
+
+@given(
+    events=st.lists(
+        st.tuples(st.integers(0, 12), st.integers(302, 305), st.sampled_from([0, 239, 240]), st.integers(0, 1)),
+        max_size=40,
+    ),
+    time=st.integers(-1, 14),
+    count=st.integers(1, 45),
+    unique=st.booleans(),
+)
+@example(events=[(5, 303, 0, 1), (5, 303, 0, 0), (5, 303, 0, 1)], time=5, count=1, unique=True)
+def test_windows_equal_brute_force(events, time, count, unique, tmp_path_factory):
+    path = tmp_path_factory.mktemp("windows") / "a_td.dat"
+    stream = Events.of(*zip(*sorted(events, key=lambda event: event[0]), strict=True)) if events else Events.empty()
+    dat.write(path, stream)
+    assert rows(last_events(dat.DatFile(path), time, count, unique=unique)) == brute(stream, time, count, unique)
+
+
+def chunked(events, time, count, length=250_000):
+    """As if a clip were cut into quarters of a second, cleaned one by one, and taken from the label backwards."""
+    chunks = []
+    for start in range(0, int(events.t[-1]) + 1, length):
+        inside = (events.t >= start) & (events.t < start + length)
+        chunks.append(clean(events.select(inside), 304, 240, start=start))
+    last = min(time // length, len(chunks) - 1)
+    found = chunks[last].select(chunks[last].t <= time)
+    while len(found) < count and last > 0:
+        last -= 1
+        found = concatenate([chunks[last], found])
+    return found.select(slice(max(0, len(found) - count), None))
+
+
+def test_chunks_give_the_same_windows(made):
+    file = dat.DatFile(next((made / "train").glob("*_td.dat")))
+    events = file.slice(0, len(file))
+    for time in (0, 1, 249_999, 250_000, 600_000, 999_999, 5_000_000):
+        for count in (1, 1000, 9000, 10**6):
+            want = chunked(events, time, count)
+            assert rows(last_events(file, time, count)) == rows(want) == brute(events, time, count)
+
+
+# Samples
+
+
+def test_samples_equal_brute_force(made):
+    for split in ("train", "val", "test"):
+        found = load(split, made, augment=NO_CHANGE if split == "train" else None, last=5000)
+        assert (found.classes, found.ragged) == (2, ("codes", "x", "y", "t", "boxes", "labels"))
+        assert len(found) == 4 * len(found.names)
+        for index in range(len(found)):
+            name, time = found.names[found.clips[index]], int(found.times[index])
+            want = brute(dat.read(made / split / f"{name}_td.dat"), time, 5000)
+            tokens = reference(*zip(*want, strict=True), height=240, width=304, threshold=16)
+            sample = found[index]
+            assert (sample["length"], sample["time"], sample["id"]) == (len(tokens), time, index)
+            assert len(tokens) > 10
+            assert np.array_equal(sample["t"].numpy(), time - tokens.t)
+            assert (sample["t"] >= 0).all()
+            for key in ("x", "y", "codes"):
+                assert np.array_equal(sample[key].numpy(), getattr(tokens, key))
+            labels = boxes.read(made / split / f"{name}_bbox.npy")
+            kept = usable(labels[labels["t"] == time], train=split == "train")
+            x, y, w, h = (kept[key].astype(float) for key in ("x", "y", "w", "h"))
+            centre = np.stack([(x + w / 2) / 304, (y + h / 2) / 240, w / 304, h / 240], 1)
+            assert torch.equal(sample["boxes"], torch.tensor(centre, dtype=torch.float32))
+            assert sample["labels"].tolist() == kept["class_id"].tolist()
+            assert sample["objects"] == len(kept) > 1
+
+
+def test_the_frame_has_all_that_the_tree_promises(made):
+    """Events outside the frame and twice, both layouts, and boxes that must go."""
+    paths = sorted((made / "train").glob("*_bbox.npy"))
+    assert {np.load(path).dtype.names[0] for path in paths} == {"ts", "t"}
+    assert (
+        len(boxes.read(paths[0]))
+        > len(usable(boxes.read(paths[0]), train=False))
+        > len(usable(boxes.read(paths[0]), train=True))
+    )
+    events = dat.read(next((made / "train").glob("*_td.dat")))
+    assert (events.x >= 304).any()
+    assert len(set(rows(events))) < len(events)
+
+
+def test_labels_before_and_after_all_events(tree):
+    path = next((tree / "test").glob("*_bbox.npy"))
+    events = dat.read(next((tree / "test").glob("*_td.dat")))
+    dat.write(next((tree / "test").glob("*_td.dat")), Events(events.t + 1000, events.x, events.y, events.polarity))
+    boxes.write(path, np.concatenate([made_of((0, 0, 50, 50), t=5), made_of((0, 0, 50, 50), t=10**9)]))
+    found = load("test", tree)
+    first, last = found[0], found[1]
+    assert (first["length"], first["objects"], first["codes"].shape) == (0, 1, (0, 16))
+    assert len(found.events(1)) == ((events.x < 304) & (events.y < 240)).sum()
+    assert last["length"] > 10
+    batch = collate([first, last], found.ragged)
+    assert batch["codes"].shape == (2, last["length"], 16)
+    assert batch["objects"].tolist() == [1, 1]
+
+
+def test_samples_with_different_numbers_of_boxes_make_a_batch(made):
+    found = load("val", made)
+    samples = [found[i] for i in range(4)]
+    batch = collate(samples, found.ragged)
+    most = max(sample["objects"] for sample in samples)
+    assert min(sample["objects"] for sample in samples) < most
+    assert batch["boxes"].shape == (4, most, 4)
+    assert batch["labels"].shape == (4, most)
+
+
+def test_events_that_occur_twice_may_count_once(made):
+    plain, once = load("val", made), load("val", made, unique=True)
+    a, b = rows(plain.events(3)), rows(once.events(3))
+    assert len(b) < len(a)
+    assert b == list(dict.fromkeys(a))
+
+
+# Augmentation
+
+
+def test_augmentation_is_for_training(made):
+    train, plain = load("train", made), load("train", made, augment=NO_CHANGE)
+    assert (train.augment, load("test", made).augment) == (Augment(), None)
+    assert train.augment.operations == ("identity", "area", "time", "event", "rotation")
+    assert train.augment.rotation == 20
+    assert sum(not same(train[i], plain[i]) for i in range(8)) > 3
+    with pytest.raises(ValueError, match="operations must be some of identity, area, time, event, rotation"):
+        Augment(operations=("shear",))
+    with pytest.raises(ValueError, match="flip must be from 0 to 1"):
+        Augment(flip=2.0)
+
+
+def test_a_flip_takes_boxes_along(made):
+    plain, flipped = (load("train", made, augment=Augment(flip=flip, operations=("identity",))) for flip in (0.0, 1.0))
+    for index in range(4):
+        old, new = plain[index], flipped[index]
+        assert torch.allclose(new["boxes"][:, 0], 1 - old["boxes"][:, 0], atol=1e-6)
+        assert torch.equal(new["boxes"][:, 1:], old["boxes"][:, 1:])
+        assert torch.equal(new["labels"], old["labels"])
+
+
+def test_a_sample_that_loses_all_boxes_or_tokens_is_left_alone(made):
+    plain = load("train", made, augment=NO_CHANGE)
+    no_tokens = load("train", made, augment=Augment(flip=1.0, operations=("event",), event=(0.999, 0.999)))
+    assert all(same(no_tokens[Key(i, 1)], plain[i]) for i in range(8))
+    no_boxes = load("train", made, augment=Augment(flip=1.0, operations=("area",), area=(0.9, 0.9)))
+    found = [(no_boxes[Key(i, epoch)], plain[i]) for i in range(8) for epoch in range(4)]
+    assert all(new["objects"] for new, _ in found)
+    assert 0 < sum(same(new, old) for new, old in found) < len(found)
+
+
+def test_samples_depend_on_seed_epoch_and_index_alone(made):
+    found = load("train", made)
+    keys = [Key(i, epoch) for epoch in (0, 5) for i in (3, 0, 7)]
+    want = [found[key] for key in keys]
+    assert not all(same(want[i], want[i + 3]) for i in range(3))
+    for workers in (1, 2):
+        loader = DataLoader(found, sampler=keys, batch_size=None, num_workers=workers)
+        assert all(same(a, b) for a, b in zip(want, loader, strict=True))
+
+
+# Folders
+
+
+def test_broken_trees_are_explained(tree, tmp_path):
+    with pytest.raises(FormatError, match="none of the folders train, val, test, expected the folder of GEN1"):
+        load("train", tmp_path / "none")
+    with pytest.raises(ValueError, match="split must be one of train, val, test, got 'dev'"):
+        load("dev", tree)
+    with pytest.raises(FormatError, match="train: 2 clips, expected 1460; complete=False accepts this"):
+        load("train", tree, complete=True)
+    with pytest.raises(ValueError, match="last must be at least 1, got 0"):
+        load("train", tree, last=0)
+    first, second = list_clips(tree, "train", complete=False)
+    (tree / "train" / f".{first}_td.dat").touch()
+    (tree / "train" / f"{first}_td.dat").unlink()
+    assert list_clips(tree, "train", complete=False) == [second]
+    with pytest.raises(FormatError, match=f"{first}_td.dat: no such file; complete=False does without this clip"):
+        list_clips(tree, "train")
+    shutil.rmtree(tree / "val")
+    with pytest.raises(FormatError, match="val: no such folder"):
+        load("val", tree)
+
+
+def test_the_folder_of_the_archive_is_found(tree):
+    inner = tree.parent / "above" / gen1.ARCHIVE
+    shutil.copytree(tree, inner)
+    assert find_root(tree.parent / "above") == inner
+
+
+def test_files_of_another_sensor_are_refused(tree):
+    path = next((tree / "val").glob("*_td.dat"))
+    dat.write(path, dat.read(path), width=1280, height=720)
+    with pytest.raises(FormatError, match="a sensor of 1280 x 720, expected 304 x 240"):
+        load("val", tree)[0]
+
+
+def test_truncated_clips(tree):
+    path = next((tree / "val").glob("*_td.dat"))
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(FormatError, match="truncated='keep' takes"):
+        load("val", tree)[0]
+    with pytest.warns(TruncatedWarning):
+        assert load("val", tree, truncated="keep")[0]["length"] > 0
+
+
+# The scan
+
+
+@pytest.mark.parametrize("piece", [1, 977, 10**6])
+def test_scans_count(piece, made):
+    folder = made / "train"
+    name = list_clips(made, "train", complete=False)[0]
+    if piece == 1:
+        (folder := made / "few").mkdir(exist_ok=True)
+        shutil.copy(made / "train" / f"{name}_bbox.npy", folder)
+        events = dat.read(made / "train" / f"{name}_td.dat").select(slice(0, None, 50))
+        dat.write(folder / f"{name}_td.dat", events)
+    found = gen1_scan.scan(folder, name, train=True, piece=piece)
+    events = dat.read(folder / f"{name}_td.dat")
+    labels = usable(boxes.read(folder / f"{name}_bbox.npy"), train=True)
+    inside = (events.x < 304) & (events.y < 240)
+    assert (found.events, found.inside, found.backward) == (len(events), inside.sum(), 0)
+    assert found.samples == tuple(
+        (t, int((labels["t"] == t).sum()), int((inside & (events.t <= t)).sum()))
+        for t in sorted(set(labels["t"].tolist()))
+    )
+
+
+@pytest.mark.parametrize("piece", [3, 10**6])
+def test_scans_count_steps_back_in_time(piece, tmp_path):
+    times = np.array([5, 4, 6, 2, 3, 3, 1, 9])
+    dat.write(tmp_path / "a_td.dat", Events.of(times, *[np.zeros(8, int)] * 3))
+    boxes.write(tmp_path / "a_bbox.npy", made_of((0, 0, 50, 50), t=4))
+    found = gen1_scan.scan(tmp_path, "a", train=True, piece=piece)
+    assert (found.backward, found.samples) == (3, ((4, 1, 5),))
+
+
+def test_preparing_goes_on_where_it_was(tree, monkeypatch):
+    monkeypatch.setattr(gen1_scan, "SAVE_EVERY", 1)
+    scan, left = gen1_scan.scan, iter(range(2))
+
+    def killed(*args, **options):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return scan(*args, **options)
+
+    monkeypatch.setattr(gen1_scan, "scan", killed)
+    with pytest.raises(KeyboardInterrupt):
+        gen1_scan.prepare(tree, complete=False)
+    assert len(json.loads((tree / "prepared" / "manifest.json").read_text())["entries"]) == 2
+    monkeypatch.setattr(gen1_scan, "scan", scan)
+    assert gen1_scan.prepare(tree, complete=False) == (2, 2)
+    assert gen1_scan.prepare(tree, complete=False) == (0, 4)
+    path = next((tree / "val").glob("*_bbox.npy"))
+    boxes.write(path, boxes.read(path)[1:])
+    assert gen1_scan.prepare(tree, complete=False) == (1, 3)
+
+
+def test_the_manifest_knows_how_long_samples_are(tree):
+    gen1_scan.prepare(tree, complete=False)
+    found = load("train", tree, last=9000)
+    assert gen1_scan.windows(found, tree / "prepared") == [len(found.events(i)) for i in range(len(found))]
+    path = next((tree / "train").glob("*_bbox.npy"))
+    boxes.write(path, boxes.read(path)[:-9])
+    with pytest.raises(FormatError, match="is not as it was prepared; run `parapos prepare gen1` again"):
+        gen1_scan.windows(load("train", tree), tree / "prepared")
+
+
+def test_what_is_wrong_with_clips_is_told(tree):
+    first, second = (path for path in sorted((tree / "train").glob("*_td.dat")))
+    events = dat.read(first)
+    dat.write(first, events.select(np.arange(len(events))[::-1]))
+    dat.write(second, Events(events.t, events.x + np.uint16(300), events.y, events.polarity))
+    gen1_scan.prepare(tree, complete=False)
+    problems = gen1_scan.check(tree, complete=False).problems
+    assert problems[0].startswith(f"{first}: time goes back ")
+    assert problems[1] == f"{second}: most events are outside 304 x 240"
+    assert gen1_scan.check(tree, complete=False, prepared=False).problems == []
+    first.write_bytes(b"% Width x\n")
+    assert gen1_scan.check(tree, complete=False, prepared=False).problems[0].startswith(f"{first}: at byte 0: Width")
+
+
+def test_damaged_manifests(tree):
+    gen1_scan.prepare(tree, complete=False)
+    path = tree / "prepared" / "manifest.json"
+    path.write_text(path.read_text().replace('"backward"', '"forward"', 1))
+    with pytest.raises(FormatError, match=r"what the manifest has of test/.* is damaged"):
+        gen1_scan.load(tree / "prepared")
