@@ -10,7 +10,7 @@ from typing import Any
 
 from . import __version__
 from .commands import analyze, bench_tokenizer, experiments, prepare_events, prepare_video
-from .commands.base import Parser, UserError, command, image_size, integer, names, seconds, several
+from .commands.base import Parser, UserError, command, image_size, integer, judge, names, seconds, several
 
 
 def _doctor(args: argparse.Namespace) -> None:
@@ -56,8 +56,6 @@ def _track(items: Sequence[int], name: str) -> Iterator[int]:
 
 
 def _prepare_imagenet(args: argparse.Namespace) -> None:
-    from .report.text import table
-
     try:
         from .data import FormatError, imagenet, synthetic
     except ImportError as error:
@@ -67,13 +65,7 @@ def _prepare_imagenet(args: argparse.Namespace) -> None:
             synthetic.write_imagenet(args.root)
         complete = not (args.partial or args.synthetic)
         found = imagenet.check(args.root, sample=args.sample, complete=complete, progress=_track)
-        print(table(["", "found", "expected"], found.rows))
-        for problem in found.problems[:20]:
-            print(problem)
-        if len(found.problems) > 20:
-            print(f"and {len(found.problems) - 20} more")
-        if found.problems:
-            raise SystemExit(1)
+        judge(found)
         if not args.check:
             out = args.root / "validation.txt"
             print(f"wrote {out}, sha256 {imagenet.write_split(args.root, out)}")

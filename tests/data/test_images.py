@@ -258,14 +258,13 @@ def test_real_photos():
     assert len(PHOTOS) == 97
     small, large = eval_transform(224), eval_transform(1024)
     turned = {}
-    for i, path in enumerate(PHOTOS):
+    for path in PHOTOS:
         image = read_image(path)
         assert min(image.shape[1:]) >= 106
         out = small(image)
         assert out.shape == (3, 224, 224)
         assert 0 <= out.min() < out.max() <= 1
-        if i % 4 == 0:
-            assert large(image).shape == (3, 1024, 1024)
+        assert large(image).shape == (3, 1024, 1024)
         if not torch.equal(image, read_image(path, upright=False)):
             turned[path.name] = image.shape
     assert list(turned) == ["n02951585_can_opener.JPEG"]
@@ -401,7 +400,7 @@ def test_bad_lists(change, told):
 
 
 def test_registry():
-    assert {"imagenet", "imagenet_v2", "imagenet_r", "images", "digits"} == set(list_datasets())
+    assert {"imagenet", "imagenet_v2", "imagenet_r", "images", "digits"} <= set(list_datasets())
     with pytest.raises(ValueError, match=r"unknown dataset 'imagnet'.*did you mean 'imagenet'"):
         create_dataset("imagnet", "train")
     with pytest.raises(ValueError, match=r"dataset images has no option 'sise'.*did you mean 'size'"):

@@ -122,6 +122,7 @@ def test_extends(write):
         ("data.size", "18", r"data.size: expected a multiple of the model's patch size 4, got 18"),
         ("data.size", "0", r"data.size: missing, expected the side in pixels of the samples of dataset digits"),
         ("data.root", "/x", r"data.root: dataset digits has no root"),
+        ("data.name", "gen1", r"data.name: gen1 is for detection, which parapos cannot train yet"),
         ("data.options.crop", "1", r"data.options.crop: dataset digits has no such option"),
         ("augment.sample.trun", "1", r"augment.sample.trun: unknown key, .*did you mean 'turn'"),
         ("augment.sample.turn", "-1", r"augment.sample: turn must be from 0 to 180, got -1"),

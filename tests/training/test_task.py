@@ -127,3 +127,20 @@ def test_metrics_by_hand(batch):
     assert task.results["top1"] == pytest.approx(right)
     assert task.results["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, batch["label"]).item())
     assert int(task.loss.weight) == 0
+
+
+def test_answers_among_some_classes(monkeypatch):
+    """Two of four answers are right among ten classes, three among the subset; without one nothing is added."""
+    logits = torch.zeros(4, 10)
+    logits[torch.arange(4), torch.tensor([0, 5, 9, 2])] = 3.0
+    logits[[0, 2], [2, 5]] = 1.0  # the best of the subset, once right and once wrong
+    monkeypatch.setattr(Classification, "forward", lambda self, batch: logits)
+    plain = make()
+    task = Classification(plain.model, plain.recipe, 10, subset=[2, 5, 7])
+    labels = {"label": torch.tensor([2, 5, 7, 2])}
+    for _ in range(2):  # a second evaluation begins anew
+        task.judge(labels)
+        found = task.score()
+        assert (found["top1"], found["top1_3"]) == (0.5, 0.75)
+    plain.judge(labels)
+    assert list(found) == [*plain.score(), "top1_3"]

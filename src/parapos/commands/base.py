@@ -112,3 +112,18 @@ def guarded(name: str, work: Callable[[argparse.Namespace], None]) -> Callable[[
             raise SystemExit(130) from None
 
     return run
+
+
+def judge(found: Any, *, show: bool = True, most: int = 20) -> None:
+    """Prints what a check of data found and at most so many problems; with any, ends with exit code 1. show: also print
+    if nothing is wrong."""
+    from ..report.text import table
+
+    if show or found.problems:
+        print(table(["", "found", "expected"], found.rows))
+    for problem in found.problems[:most]:
+        print(problem)
+    if len(found.problems) > most:
+        print(f"and {len(found.problems) - most} more")
+    if found.problems:
+        raise SystemExit(1)

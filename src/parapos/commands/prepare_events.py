@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .base import UserError, command
+from .base import UserError, command, judge
 
 Track = Callable[[Sequence[int], str], Iterable[int]]
-SHOWN = 20  # problems
 
 
 def add(datasets: Any, track: Track) -> None:
@@ -67,21 +66,7 @@ def _prepare(data: Any, make: Callable[[Path], Any], args: argparse.Namespace, t
         "progress": track,
     }
     if not args.check:
-        _judge(data.check(args.root, args.cache, prepared=False, **options), show=False)
+        judge(data.check(args.root, args.cache, prepared=False, **options), show=False)
         now, before = data.prepare(args.root, args.cache, **options)
         print(f"prepared {now} recordings, {before} were prepared before\n")
-    _judge(data.check(args.root, args.cache, **options), show=True)
-
-
-def _judge(found: Any, *, show: bool) -> None:
-    """Prints what was found, and ends with exit code 1 if something is wrong. show: also if nothing is."""
-    from ..report.text import table
-
-    if show or found.problems:
-        print(table(["", "found", "expected"], found.rows))
-    for problem in found.problems[:SHOWN]:
-        print(problem)
-    if len(found.problems) > SHOWN:
-        print(f"and {len(found.problems) - SHOWN} more")
-    if found.problems:
-        raise SystemExit(1)
+    judge(data.check(args.root, args.cache, **options), show=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .base import UserError, command, integer
+from .base import UserError, command, integer, judge
 
 Track = Callable[[Sequence[int], str], Iterable[int]]
-SHOWN = 20  # problems
+SHOWN = 20  # clips
 
 
 def add(datasets: Any, track: Track) -> None:
@@ -42,7 +42,7 @@ def add(datasets: Any, track: Track) -> None:
                 video_tree.make_ucf101(args.root)
             complete = not (args.partial or args.synthetic)
             if not args.check:
-                _judge(ucf101_cache.check(args.root, args.cache, sample=0, complete=complete), show=False)
+                judge(ucf101_cache.check(args.root, args.cache, sample=0, complete=complete), show=False)
                 done = ucf101_cache.prepare(args.root, args.cache, progress=track)
                 print(f"prepared {done.now:,} clips, {done.before:,} were prepared before")
                 for told in done.early[:SHOWN]:
@@ -55,22 +55,8 @@ def add(datasets: Any, track: Track) -> None:
                     )
                     raise SystemExit(1)
             sample = args.sample if args.check else 0
-            _judge(ucf101_cache.check(args.root, args.cache, sample=sample, complete=complete, progress=track))
+            judge(ucf101_cache.check(args.root, args.cache, sample=sample, complete=complete, progress=track))
         except (FormatError, OSError, ImportError) as error:
             raise UserError(f"parapos prepare ucf101: {error}") from None
 
     parser.set_defaults(run=run)
-
-
-def _judge(found: Any, *, show: bool = True) -> None:
-    """Prints what was found, and ends with exit code 1 if something is wrong. show: also if nothing is."""
-    from ..report.text import table
-
-    if show or found.problems:
-        print(table(["", "found", "expected"], found.rows))
-    for problem in found.problems[:SHOWN]:
-        print(problem)
-    if len(found.problems) > SHOWN:
-        print(f"and {len(found.problems) - SHOWN} more")
-    if found.problems:
-        raise SystemExit(1)

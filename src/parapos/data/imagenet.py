@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 from . import FormatError
+from .cache import Check, Progress, no_progress
 from .imagenet_tree import (
     CLASSES,
-    R_CLASSES,
     VARIANTS,
-    Listing,
     MissingError,
     class_list,
     list_r,
@@ -27,8 +25,8 @@ from .imagenet_tree import (
     list_train,
     list_v2,
 )
-from .images import Images, pipeline, read_image
-from .transforms import CROP, Augment, eval_transform
+from .images import Images, Listing, open_images, read_image
+from .transforms import CROP, Augment
 
 TRAIN, TEST, V2, R = 1_281_167, 50_000, 10_000, 30_000  # images
 VALIDATION = ("stratified", "every_100th")
@@ -72,13 +70,6 @@ def validation_mask(listing: Listing, method: str = "stratified", seed: int = 0)
     return mask
 
 
-def restrict(logits: Tensor, labels: Sequence[int] = R_CLASSES) -> Tensor:
-    """Logits (..., classes) with all but some classes at minus infinity: ImageNet-R among its 200 classes."""
-    keep = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    keep[list(labels)] = True
-    return logits.masked_fill(~keep, -torch.inf)
-
-
 def imagenet(
     split: str,
     *,
@@ -94,31 +85,30 @@ def imagenet(
     split_seed: int = 0,
     complete: bool = True,
 ) -> Images:
-    """ImageNet-1K. complete=False accepts other numbers of classes and images than ImageNet's.
-
-    augment is for "train", crop for the others. corrupt="skip" holds for "train", which alone may replace an image.
-    """
+    """ImageNet-1K. complete=False accepts other numbers of classes and images than ImageNet's. Other options are those
+    of `open_images`."""
     if split not in ("train", "val", "test"):
         raise ValueError(f"split must be 'train', 'val' or 'test', got {split!r}")
-    transform, random = pipeline(split, size, augment=augment, crop=crop, normalize=normalize)
-    listing = list_test(root) if split == "test" else list_train(root)
-    if complete:
-        _judge(listing, TEST if split == "test" else TRAIN)
-    if split != "test":
+
+    def read() -> Listing:
+        if split == "test":
+            return _judged(list_test(root), TEST if complete else None)
+        listing = _judged(list_train(root), TRAIN if complete else None)
         mask = validation_mask(listing, validation, split_seed)
         chosen = [i for i, held in enumerate(mask) if held == (split == "val")]
         files, labels = [listing.files[i] for i in chosen], [listing.labels[i] for i in chosen]
-        listing = replace(listing, files=files, labels=labels)
-    return Images(
-        listing.root,
-        listing.files,
-        listing.labels,
-        classes=listing.classes,
-        transform=transform,
-        random=random,
+        return replace(listing, files=files, labels=labels)
+
+    return open_images(
+        read,
+        split,
+        size,
         seed=seed,
+        augment=augment,
+        crop=crop,
+        normalize=normalize,
         upright=upright,
-        corrupt=corrupt if random else "error",
+        corrupt=corrupt,
     )
 
 
@@ -134,8 +124,12 @@ def imagenet_v2(
     complete: bool = True,
 ) -> Images:
     """ImageNetV2, for testing. The paper's set is matched-frequency."""
-    transform = eval_transform(size, crop=crop, normalize=normalize)
-    return _test_only(split, list_v2(root, variant), V2 if complete else None, transform, upright)
+    _test_only(split)
+
+    def read() -> Listing:
+        return _judged(list_v2(root, variant), V2 if complete else None)
+
+    return open_images(read, split, size, crop=crop, normalize=normalize, upright=upright)
 
 
 def imagenet_r(
@@ -148,49 +142,31 @@ def imagenet_r(
     upright: bool = True,
     complete: bool = True,
 ) -> Images:
-    """ImageNet-R, for testing. Labels are among all classes; `subset` has the 200 that occur, for `restrict`."""
-    transform = eval_transform(size, crop=crop, normalize=normalize)
-    dataset = _test_only(split, list_r(root), R if complete else None, transform, upright)
-    dataset.subset = sorted(set(dataset.labels.tolist()))
-    return dataset
+    """ImageNet-R, for testing. Labels are among all classes; `subset` has the 200 that occur."""
+    _test_only(split)
+
+    def read() -> Listing:
+        return _judged(list_r(root), R if complete else None)
+
+    return open_images(read, split, size, crop=crop, normalize=normalize, upright=upright, subset=True)
 
 
-def _test_only(split: str, listing: Listing, total: int | None, transform: nn.Module, upright: bool) -> Images:
+def _test_only(split: str) -> None:
     if split != "test":
         raise ValueError(f"split must be 'test', got {split!r}")
-    if total is not None:
-        _judge(listing, total)
-    files, labels, classes = listing.files, listing.labels, listing.classes
-    return Images(listing.root, files, labels, classes=classes, transform=transform, upright=upright)
 
 
-def _judge(listing: Listing, total: int) -> None:
-    if listing.classes != CLASSES or len(listing.files) != total:
+def _judged(listing: Listing, total: int | None) -> Listing:
+    """The listing, if it is as large as ImageNet's; total: its images, None for any number."""
+    if total is not None and (listing.classes != CLASSES or len(listing.files) != total):
         raise FormatError(
             f"{listing.root}: {len(listing.files)} images, {listing.classes} classes, expected {total} and {CLASSES}; "
             "complete=False accepts this"
         )
+    return listing
 
 
-Progress = Callable[[Sequence[int], str], Iterable[int]]
-
-
-@dataclass
-class Check:
-    """What a tree holds: rows of what, found, expected ("" if nothing is expected), and what is wrong."""
-
-    rows: list[tuple[str, str, str]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-    def count(self, what: str, found: int, expected: int | None) -> None:
-        self.rows.append((what, f"{found:,}", "" if expected is None else f"{expected:,}"))
-        if expected is not None and found != expected:
-            self.problems.append(f"{what}: found {found:,}, expected {expected:,}")
-
-
-def check(
-    root: str | Path, *, sample: int = 1000, complete: bool = True, progress: Progress = lambda items, name: items
-) -> Check:
+def check(root: str | Path, *, sample: int = 1000, complete: bool = True, progress: Progress = no_progress) -> Check:
     """Counts every part of a tree and reads `sample` images of each, evenly spaced. ImageNetV2 and -R may be absent."""
     root = Path(root)
     result = Check()

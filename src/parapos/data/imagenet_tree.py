@@ -8,12 +8,11 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import FormatError
-from .images import list_folders, list_images
+from .images import Listing, list_classes, list_folders, list_images
 
 CLASSES = 1000
 VARIANTS = ("matched-frequency", "threshold0.7", "top-images")
@@ -37,16 +36,6 @@ _WNID = re.compile(r"n\d{8}")
 
 class MissingError(FormatError):
     """A folder is not there."""
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Files below a folder in their order, the class of each, and the number of classes."""
-
-    root: Path
-    classes: int
-    files: list[str] = field(repr=False)
-    labels: list[int] = field(repr=False)
 
 
 def find_base(root: Path) -> Path | None:
@@ -80,7 +69,7 @@ def list_train(root: str | Path) -> Listing:
         name = min(set(folders) ^ set(wnids))
         told = "is no class of the class index" if name in folders else "is missing, though it is a class"
         raise FormatError(f"{base / 'train' / name}: {told}; expected {len(wnids)} folders, one per class")
-    return _list_folders(base / "train", _rank(wnids), len(wnids))
+    return list_classes(base / "train", _rank(wnids), len(wnids))
 
 
 def list_test(root: str | Path) -> Listing:
@@ -92,7 +81,7 @@ def list_test(root: str | Path) -> Listing:
     if flat and folders:
         raise FormatError(f"{base / 'val'}: has both images and folders, expected either")
     if folders:
-        return _list_folders(base / "val", rank, len(wnids))
+        return list_classes(base / "val", rank, len(wnids))
     path = _metadata(root, VAL_JSON) or _metadata(root, VAL_CSV)
     if path is None:
         raise FormatError(f"{base / 'val'}: images without labels, expected {VAL_JSON} or {VAL_CSV} in {root}")
@@ -128,7 +117,7 @@ def list_v2(root: str | Path, variant: str = VARIANTS[0]) -> Listing:
             raise FormatError(f"{folder}: folder {max(rank.values())}, expected numbers from 0 to {classes - 1}")
     else:
         rank = _ranks(folder, found, wnids if wnids else found if len(found) == CLASSES else None)
-    return _list_folders(folder, rank, classes)
+    return list_classes(folder, rank, classes)
 
 
 def list_r(root: str | Path) -> Listing:
@@ -137,8 +126,8 @@ def list_r(root: str | Path) -> Listing:
     folder = _first_folder(root / "imagenet-r", *([root] if root.name == "imagenet-r" else []))
     wnids, found = class_list(root), list_folders(folder)
     if wnids is None and len(found) == len(R_CLASSES) and all(map(_WNID.fullmatch, found)):
-        return _list_folders(folder, dict(zip(found, R_CLASSES, strict=True)), CLASSES)
-    listing = _list_folders(folder, _ranks(folder, found, wnids), len(wnids or ()))
+        return list_classes(folder, dict(zip(found, R_CLASSES, strict=True)), CLASSES)
+    listing = list_classes(folder, _ranks(folder, found, wnids), len(wnids or ()))
     if wnids is not None and len(wnids) == CLASSES and not set(listing.labels) <= set(R_CLASSES):
         label = min(set(listing.labels) - set(R_CLASSES))
         raise FormatError(f"{folder}: {wnids[label]} is class {label}, which is not one of the {len(R_CLASSES)} of it")
@@ -173,18 +162,6 @@ def _ranks(folder: Path, found: list[str], wnids: list[str] | None) -> dict[str,
         if name not in rank:
             raise FormatError(f"{folder / name}: not a class, expected one of {len(wnids)} wnids")
     return {name: rank[name] for name in found}
-
-
-def _list_folders(root: Path, rank: dict[str, int], classes: int) -> Listing:
-    files: list[str] = []
-    labels: list[int] = []
-    for name in list_folders(root):
-        if name not in rank:
-            raise FormatError(f"{root / name}: not a class, expected one of {len(rank)}")
-        found = [f"{name}/{file}" for file in list_images(root / name)]
-        files += found
-        labels += [rank[name]] * len(found)
-    return Listing(root, classes, files, labels)
 
 
 def _metadata(root: Path, name: str) -> Path | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -195,11 +196,66 @@ def list_images(root: Path) -> list[str]:
         return sorted(entry.name for entry in entries if is_image(entry.name) and entry.is_file())
 
 
-def pipeline(split: str, size: int, *, augment: Augment | None, crop: float, normalize: bool) -> tuple[nn.Module, bool]:
-    """The transform of a split, and whether it is random: that of "train" is."""
-    if split == "train":
-        return train_transform(size, augment, normalize=normalize), True
-    return eval_transform(size, crop=crop, normalize=normalize), False
+@dataclass(frozen=True)
+class Listing:
+    """Files below a folder in their order, the class of each, and the number of classes."""
+
+    root: Path
+    classes: int
+    files: list[str] = field(repr=False)
+    labels: list[int] = field(repr=False)
+
+
+def list_classes(root: Path, rank: Mapping[str, int], classes: int) -> Listing:
+    """root/<name>/<image>, sorted by name, then by image. rank: the class of every name that may occur."""
+    files: list[str] = []
+    labels: list[int] = []
+    for name in list_folders(root):
+        if name not in rank:
+            raise FormatError(f"{root / name}: not a class of the {len(rank)} known")
+        found = [f"{name}/{file}" for file in list_images(root / name)]
+        files += found
+        labels += [rank[name]] * len(found)
+    return Listing(root, classes, files, labels)
+
+
+def open_images(
+    read: Callable[[], Listing],
+    split: str,
+    size: int,
+    *,
+    seed: int = 0,
+    augment: Augment | None = None,
+    crop: float = CROP,
+    normalize: bool = False,
+    upright: bool = True,
+    corrupt: str = "error",
+    subset: bool = False,
+) -> Images:
+    """The images of a listing as a split; it is read after all options are checked.
+
+    augment is for "train", which is random, and crop for the others. corrupt="skip" holds for "train", which alone may
+    replace an image. subset=True: the benchmark also asks for answers among the classes that occur.
+    """
+    random = split == "train"
+    transform = (
+        train_transform(size, augment, normalize=normalize)
+        if random
+        else eval_transform(size, crop=crop, normalize=normalize)
+    )
+    listing = read()
+    return Images(
+        listing.root,
+        listing.files,
+        listing.labels,
+        classes=listing.classes,
+        transform=transform,
+        random=random,
+        seed=seed,
+        upright=upright,
+        corrupt=corrupt if random else "error",
+        subset=sorted(set(listing.labels)) if subset else None,
+    )
 
 
 def image_folder(
@@ -214,32 +270,25 @@ def image_folder(
     upright: bool = True,
     corrupt: str = "error",
 ) -> Images:
-    """root/<split>/<class>/<image>. The classes are the folders of root/train, in sorted order, for every split.
-
-    augment is for "train"; crop for the others. corrupt="skip" holds for "train", which alone may replace an image.
-    """
+    """root/<split>/<class>/<image>. The classes are the folders of root/train, in sorted order, for every split. Other
+    options are those of `open_images`."""
     root = Path(root)
-    for folder in (root / "train", root / split):
-        if not folder.is_dir():
-            raise FormatError(f"{folder}: no such folder, expected root/train/<class>/<image> and root/{split}")
-    names = list_folders(root / "train")
-    files: list[str] = []
-    labels: list[int] = []
-    for name in list_folders(root / split):
-        if name not in names:
-            raise FormatError(f"{root / split / name}: not a class of {root / 'train'}")
-        found = [f"{name}/{file}" for file in list_images(root / split / name)]
-        files += found
-        labels += [names.index(name)] * len(found)
-    transform, random = pipeline(split, size, augment=augment, crop=crop, normalize=normalize)
-    return Images(
-        root / split,
-        files,
-        labels,
-        classes=len(names),
-        transform=transform,
-        random=random,
+
+    def read() -> Listing:
+        for folder in (root / "train", root / split):
+            if not folder.is_dir():
+                raise FormatError(f"{folder}: no such folder, expected root/train/<class>/<image> and root/{split}")
+        names = list_folders(root / "train")
+        return list_classes(root / split, {name: i for i, name in enumerate(names)}, len(names))
+
+    return open_images(
+        read,
+        split,
+        size,
         seed=seed,
+        augment=augment,
+        crop=crop,
+        normalize=normalize,
         upright=upright,
-        corrupt=corrupt if random else "error",
+        corrupt=corrupt,
     )

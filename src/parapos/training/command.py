@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..malloc import keep_memory
 from ..report.text import table
-from . import fit, recipe
+from . import checkpoint, fit, recipe
 from .callbacks import Stopped
 from .recipe import RecipeError
 from .task import NonFiniteLoss
@@ -67,14 +68,23 @@ def evaluate(
         row = {**about, **found, "samples": int(found["samples"])}
         shown = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()]
         print(table(list(row), [shown]))
-        path = folder / "evaluations.csv"
-        new = not path.exists()
-        with open(path, "a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(row), lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+        print(f"right: {round(found['top1'] * found['samples'])}/{int(found['samples'])}")
+        _add_row(folder / "evaluations.csv", row)
     return 0
+
+
+def _add_row(path: Path, row: Mapping[str, object]) -> None:
+    """Adds a row to a CSV file. Columns that are new come last, and are empty in the rows before."""
+    old: list[dict[str, str]] = []
+    if path.exists():
+        with open(path, encoding="utf-8", newline="") as file:
+            old = list(csv.DictReader(file))
+    columns = dict.fromkeys([*(old[0] if old else ()), *row])
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([*old, row])
+    checkpoint.write(path, text.getvalue().encode())
 
 
 def _say(text: str) -> None:

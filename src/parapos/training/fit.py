@@ -110,7 +110,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of a run's weights on a split. Needs the folder, and the data where its recipe or `root` says it is.
 
-    data: another dataset, at its own root. position_scale multiplies positions; trained size / size interpolates them.
+    data: another dataset, at its own root; one with a `subset` of classes, as ImageNet-R, is also judged among these.
+    position_scale multiplies positions; trained size / size interpolates them.
     batch: samples at a time on each device, by default that of the recipe.
     """
     wanted = load_run(folder)
@@ -125,7 +126,8 @@ def evaluate(
     run = _as_possible(wanted.run)
     with _quiet(run):
         trainer = _trainer(run, logger=False)
-        task = Classification(model, wanted, about["classes"], position_scale)
+        subset = getattr(dataset, "subset", None)
+        task = Classification(model, wanted, about["classes"], position_scale, subset)
         task.average = None
         world, rank = trainer.world_size, trainer.global_rank
         batch = batch or wanted.data.eval_batch

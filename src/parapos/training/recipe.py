@@ -224,6 +224,8 @@ def _check_together(recipe: Recipe) -> None:
     """What no section can see alone. Nothing of the data is read, and the model is built without memory."""
     data, run = recipe.data, recipe.run
     module, factory = _factory(data.name)
+    if getattr(module, "TASK", "classification") != "classification":
+        raise Bad("data.name", f"{data.name} is for {module.TASK}, which parapos cannot train yet")
     known = [key for key in signature(factory).parameters if key not in ("split", "seed")]
     for key in data.options:
         if key not in known:

@@ -9,6 +9,7 @@ B samples of a part, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -149,12 +150,22 @@ class Task(LightningModule):
 
 
 class Classification(Task):
-    """Softmax cross-entropy over C classes, on mixed and smoothed labels; judged by accuracy and friends."""
+    """Softmax cross-entropy over C classes, on mixed and smoothed labels; judged by accuracy and friends.
+
+    subset: some classes; accuracy is then also counted with answers among them alone, as top1_<their number>.
+    """
 
     best_metric = "top1"
-    metric_names = ("loss", "top1", "precision", "recall", "f1")
+    metric_names: tuple[str, ...] = ("loss", "top1", "precision", "recall", "f1")
 
-    def __init__(self, model: nn.Module, recipe: Recipe, classes: int, position_scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        classes: int,
+        position_scale: float = 1.0,
+        subset: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(model, recipe, classes)
         from torchmetrics import MeanMetric, MetricCollection
         from torchmetrics.classification import (
@@ -176,6 +187,10 @@ class Classification(Task):
                 "f1": MulticlassF1Score(classes, average="macro"),
             }
         )
+        self.subset, self.among = subset, None
+        if subset is not None:
+            self.among = MulticlassAccuracy(classes, average="micro")
+            self.metric_names = (*self.metric_names, f"top1_{len(subset)}")
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Logits (B, C)."""
@@ -191,13 +206,23 @@ class Classification(Task):
 
     def judge(self, batch: dict[str, Tensor]) -> None:
         logits = self(batch).float()
+        if "readable" in batch:  # a file that cannot be read is answered wrongly
+            wrong = F.one_hot((batch["label"] + 1) % self.classes, self.classes).to(logits)
+            logits = torch.where(batch["readable"].bool()[:, None], logits, wrong)
         self.loss.update(F.cross_entropy(logits, batch["label"], reduction="none"))
         self.metrics.update(logits, batch["label"])
+        if self.among is not None:
+            few = torch.full_like(logits, -torch.inf)
+            few[:, self.subset] = logits[:, self.subset]
+            self.among.update(few, batch["label"])
 
     def score(self) -> dict[str, float]:
         found = {"loss": self.loss.compute(), **self.metrics.compute()}
         self.loss.reset()
         self.metrics.reset()
+        if self.among is not None:
+            found[self.metric_names[-1]] = self.among.compute()
+            self.among.reset()
         return {name: float(found[name]) for name in self.metric_names}
 
 
