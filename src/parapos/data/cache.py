@@ -67,10 +67,12 @@ def save_array(path: Path, array: np.ndarray[Any, Any]) -> str:
 def map_array(path: Path, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
     """A .npy file with one dimension, memory-mapped; it must have this dtype and this many rows."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.lib.format.open_memmap(path, mode="r")  # which believes no shape that the file is too small for
         good = array.dtype == dtype and array.shape == (count,)
         told = f"{array.dtype} {array.shape}"
-    except (ValueError, EOFError, AttributeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # NumPy reads the header as Python, and raises what that raises
         good, told = False, f"{type(error).__name__}: {error}"
     if not good:
         raise FormatError(f"{path}: expected {count} rows of {dtype}, got {told[:200]}; prepare the data again")

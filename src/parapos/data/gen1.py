@@ -29,6 +29,7 @@ WIDTH, HEIGHT = 304, 240
 CLASSES = ("car", "pedestrian")
 CLIPS = {"train": 1460, "val": 429, "test": 470}
 ARCHIVE = "detection_dataset_duration_60s_ratio_1.0"
+TASK = "detection"
 LAST = 500_000  # events of a sample
 LEAST_SIDE, LEAST_DIAGONAL = 10, 30  # pixels of a box
 WIDEST = 9 * WIDTH // 10  # of a box in training; wider ones are faulty

@@ -1,0 +1,163 @@
+"""UCF101: 13,320 clips of 101 human actions, in three folds.
+
+`parapos prepare ucf101` tells what a folder holds, and decodes all clips once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import FormatError
+from .augment.video import VideoAugment as Augment
+from .augment.video import vary
+from .clips import SCALES, TUBELET, TUBELETS, read_clip, resize, scale_pixels
+from .images import MAX_IN_A_ROW, Strings
+from .readers.ucf101_lists import CLASSES, COUNTS, SPLITS, VIDEOS, Clip, find_clips, read_fold
+from .sampling import Key, sample_seed
+from .ucf101_cache import cache_folder, frames_path, is_prepared, load_frames
+
+HEIGHT, WIDTH = 240, 320
+
+
+class Videos:
+    """Clips below a folder, with labels.
+
+    An index in an epoch gives {"video": float32 (3, 10, height, width), "tubelets", "readable", "label", "id"}. The
+    first 2K frames are real and the rest are zeros; "tubelets" is K. augment makes it training data, drawn from (seed,
+    epoch, index) alone.
+
+    corrupt: "error" raises the FormatError of a clip without a readable frame. "skip" notes it in `skipped`, which is
+    shared by all workers; training then takes the next readable clip in its place, and an evaluation, which counts
+    every clip once, gets zeros with K = 0 and "readable" False, to count as wrong whatever the answer is.
+
+    prepared: of each clip, whether its frames are in the folder `cache`.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        files: Iterable[str],
+        labels: Iterable[int],
+        *,
+        classes: int,
+        height: int = HEIGHT,
+        width: int = WIDTH,
+        pixel_scale: str = "raw255",
+        augment: Augment | None = None,
+        seed: int = 0,
+        corrupt: str = "error",
+        cache: str | Path = "",
+        prepared: Sequence[bool] | None = None,
+    ) -> None:
+        if pixel_scale not in SCALES:
+            raise ValueError(f"pixel_scale must be one of {', '.join(SCALES)}, got {pixel_scale!r}")
+        if corrupt not in ("error", "skip"):
+            raise ValueError(f"corrupt must be 'error' or 'skip', got {corrupt!r}")
+        for name, side in (("height", height), ("width", width)):
+            if not 1 <= side <= 4096:
+                raise ValueError(f"{name} must be from 1 to 4096, got {side!r}")
+        self.root, self.files, self.labels = Path(root), Strings(files), torch.tensor(list(labels), dtype=torch.int32)
+        if len(self.files) == 0:
+            raise FormatError(f"{root}: no clips, expected <Class>/<clip>.avi")
+        self.classes, self.height, self.width, self.pixel_scale = classes, height, width, pixel_scale
+        self.transform = augment.transform() if augment is not None else None
+        self.seed, self.corrupt, self.cache = seed, corrupt, Path(cache)
+        self.prepared = torch.tensor(prepared if prepared is not None else [False] * len(self.files))
+        self.skipped = torch.zeros(len(self.files), dtype=torch.bool).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def path(self, index: int) -> Path:
+        return self.root / self.files[index]
+
+    def frames(self, index: int) -> Tensor:
+        """uint8 (2K, 3, H, W), as they are in the video."""
+        if self.prepared[index]:
+            return load_frames(frames_path(self.cache, self.files[index]))
+        return read_clip(self.path(index))[0]
+
+    def __getitem__(self, key: int | Key) -> dict[str, Any]:
+        index, epoch = key if isinstance(key, Key) else (key, 0)
+        index = range(len(self))[index]
+        for _ in range(min(MAX_IN_A_ROW, len(self))):
+            try:
+                return self._sample(index, self.frames(index), epoch)
+            except FormatError:
+                if self.corrupt == "error":
+                    raise
+                self.skipped[index] = True
+                if self.transform is None:
+                    return self._sample(index, torch.zeros(0, 3, self.height, self.width, dtype=torch.uint8), epoch)
+                index = (index + 1) % len(self)
+        raise FormatError(f"{self.path(index)}: this and the clips before it cannot be read, none of many in a row")
+
+    def _sample(self, index: int, frames: Tensor, epoch: int) -> dict[str, Any]:
+        count = len(frames)
+        if self.transform is not None:
+            frames = vary(frames, self.transform, sample_seed(self.seed, epoch, index))
+        video = torch.zeros(3, TUBELET * TUBELETS, self.height, self.width)
+        if count:
+            frames = scale_pixels(resize(frames, self.height, self.width), self.pixel_scale)
+            video[:, :count] = frames.transpose(0, 1)
+        label = int(self.labels[index])
+        return {"video": video, "tubelets": count // TUBELET, "readable": count > 0, "label": label, "id": index}
+
+
+def ucf101(
+    split: str,
+    *,
+    root: str | Path,
+    fold: int = 1,
+    height: int = HEIGHT,
+    width: int = WIDTH,
+    seed: int = 0,
+    augment: Augment | None = None,
+    pixel_scale: str = "raw255",
+    corrupt: str = "error",
+    cache: str | Path | None = None,
+    complete: bool = True,
+) -> Videos:
+    """A split of a fold: root/UCF-101/<Class>/*.avi by the lists in root/ucfTrainTestlist.
+
+    "test" is the official test list. "val" has, of each class, the first group of the training list, "train" the other
+    groups. augment is for "train", which has the paper's if none is given. pixel_scale: "raw255" is what the released
+    code does, "unit" the better choice for new runs. Frames come from where `prepare` wrote them, root/prepared or
+    `cache`, as far as it did, and else from the videos. complete=False accepts other lists than the official ones, and
+    does without clips that are not there.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    lists = read_fold(root, fold)
+    clips: list[Clip] = getattr(lists, split)
+    if complete:
+        expected = COUNTS[fold][SPLITS.index(split)]
+        if (len(clips), len(lists.classes)) != (expected, CLASSES):
+            told = f"{len(clips)} clips for {split} in fold {fold} and {len(lists.classes)} classes"
+            raise FormatError(f"{root}: {told}, expected {expected} and {CLASSES}; complete=False accepts this")
+    found = find_clips(root, clips)
+    missing = [clip.path for clip, file in zip(clips, found, strict=True) if file is None]
+    if missing and complete:
+        told = f"{len(missing)} of {len(clips)} clips for {split} are not there, the first is {missing[0]}"
+        raise FormatError(f"{Path(root) / VIDEOS}: {told}; complete=False does without them")
+    files = [file for file in found if file is not None]
+    folder = cache_folder(root, cache)
+    return Videos(
+        Path(root) / VIDEOS,
+        files,
+        [clip.label for clip, file in zip(clips, found, strict=True) if file is not None],
+        classes=len(lists.classes),
+        height=height,
+        width=width,
+        pixel_scale=pixel_scale,
+        augment=(augment or Augment()) if split == "train" else None,
+        seed=seed,
+        corrupt=corrupt,
+        cache=folder,
+        prepared=is_prepared(root, folder, files),
+    )
