@@ -11,6 +11,7 @@ from torch import nn
 import parapos
 from parapos import Quadratic, create_encoding
 from parapos.attention.columns import constant, phi, planes, psi
+from parapos.encodings.parabolic import INITS
 
 DIMS = [1, 2, 3, 4]
 VARIANTS = {  # options: positional parameters of ViT-S, m = 50
@@ -284,6 +285,9 @@ def test_the_release_flips_the_linear_term(variant, make, inputs, qk):
         ({"distance": False, "direction": False}, "none"),
         ({"distance": False, "activation": False}, "activation"),
         ({"projection": False, "parabolas": 7}, "parabolas"),  # would be ignored: m = p
+        ({"init": "papre"}, "init must be one of paper, wide or three numbers.*'papre'"),
+        ({"init": (1.0, 0.0)}, "init must be"),
+        ({"init": "wide", "projection": False}, "where a part is off, got 'wide'"),
     ],
 )
 def test_bad_options(options, word):
@@ -309,3 +313,47 @@ def test_folded_for_inference(compat):
     names = [name for name, _ in parapos.fold(other).named_parameters()]
     assert names == [name for name, _ in other.named_parameters()]
     assert "b" in names
+
+
+@pytest.mark.parametrize("start", ["wide", (0.5, -1.5, 2.0), [0.5, -1.5, 2.0]])
+def test_other_starts(start, make, inputs, qk):
+    """The same draws with W_p smaller, a constant inside softplus and D in another unit; nothing more to learn."""
+    paper, other = (make("pape", 2, dtype=torch.float64, init=init) for init in ("paper", start))
+    factor, offset, unit = INITS[start] if isinstance(start, str) else start
+    assert (factor, offset, unit) != INITS["paper"]
+    for (name, one), (_, two) in zip(paper.named_parameters(), other.named_parameters(), strict=True):
+        torch.testing.assert_close(two, one * factor if name == "encoding.w_p" else one, rtol=1e-7, atol=0)
+    x, r = inputs(other)
+    encoding = other.encoding
+    a = -F.softplus(torch.einsum("hmd,bnd->bhnm", encoding.w_a, x) + offset)
+    b = torch.einsum("hmd,bnd->bhnm", encoding.w_b, x)
+    want = literal(a, b, encoding.w_p, r / unit)
+    torch.testing.assert_close(term_of(other, x, r, qk).scores(torch.float64), want, rtol=1e-12, atol=1e-12)
+    want = other(x, r)
+    parapos.fold(other)
+    torch.testing.assert_close(other(x, r), want, rtol=1e-12, atol=1e-12)
+
+
+def test_the_papers_start_is_the_default(make):
+    assert INITS["paper"] == (1.0, 0.0, 1.0)
+    default, named = (make("pape", 2, **options) for options in ({}, {"init": "paper"}))
+    for one, two in zip(default.parameters(), named.parameters(), strict=True):
+        assert torch.equal(one, two)
+    model = parapos.create_model("vit_small_patch16", num_classes=2)
+    assert (model.encoder.encoding.offset, model.encoder.encoding.unit) == (0.0, 1.0)
+    assert model.encoder.encoding.w_p.abs().max() > 0.7
+
+
+def test_wide_attention_sees_the_grid_at_the_start():
+    """On 8 x 8 patches, the share of a query's attention within one patch of it: most for paper, little for wide."""
+    shares = {}
+    for init in ("paper", "wide"):
+        torch.manual_seed(0)
+        encoding = create_encoding("pape", dim=48, heads=4, head_dim=12, pos_dim=2, parabolas=16, init=init)
+        r, x = parapos.grid_positions(8, 8), torch.randn(8, 64, 48)
+        q = torch.zeros(8, 4, 64, 12)
+        (term,) = encoding(x, q, q, r)[2]
+        weights = (term.scores(torch.float32) * encoding.scale).softmax(-1)
+        near = (r[:, None] - r).square().sum(-1) <= 1
+        shares[init] = (weights * near).sum(-1).mean().item()
+    assert shares["wide"] < 0.3 < 0.6 < shares["paper"]

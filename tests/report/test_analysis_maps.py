@@ -218,7 +218,7 @@ def test_drawing(tmp_path, monkeypatch):
     """One colour scale per row, the query in its column and nowhere else, hatches where there is no token."""
     model, figures = event_model(), []
     strip = analysis.make_event_strip(model, events(model), layer=1, head=1, query=(4,), columns=2, grid=(3, 4))
-    monkeypatch.setattr(analysis_plot, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(analysis_plot, "save", lambda figure, path: figures.append(figure))
     analysis_plot.draw(tmp_path / "strip.png", strip, title="PaPE, layer 1, head 1")
     figure = figures[0]
     pictures, maps = (

@@ -188,20 +188,19 @@ class Plan:
         return "\n".join(lines)
 
 
-def _choose(call: Call, kernel: str, strict: bool) -> tuple[Kernel, dict[str, str | None]]:
-    """The kernel to use, and each kernel's reason to refuse."""
-    if kernel != "auto" and kernel not in KERNELS:
-        raise ValueError(f"unknown kernel {kernel!r}, expected one of auto, {', '.join(KERNELS)}")
-    reasons = {name: k.refuse(call) for name, k in KERNELS.items()}
+def _choose(call: Call, kernel: str, strict: bool) -> Kernel:
+    """The kernel to use. Others are asked only as far as it takes."""
     if kernel != "auto":
-        if reasons[kernel] is not None:
-            raise KernelError(f"kernel {kernel!r} cannot serve this call: {reasons[kernel]}")
-        return KERNELS[kernel], reasons
-    chosen = next(k for name, k in KERNELS.items() if reasons[name] is None and k.automatic)
+        if kernel not in KERNELS:
+            raise ValueError(f"unknown kernel {kernel!r}, expected one of auto, {', '.join(KERNELS)}")
+        if (reason := KERNELS[kernel].refuse(call)) is not None:
+            raise KernelError(f"kernel {kernel!r} cannot serve this call: {reason}")
+        return KERNELS[kernel]
+    chosen = next(k for k in KERNELS.values() if k.automatic and k.refuse(call) is None)
     if strict and not chosen.fused:
-        told = "; ".join(f"{name}: {why}" for name, why in reasons.items() if why)
+        told = "; ".join(f"{name}: {why}" for name, k in KERNELS.items() if (why := k.refuse(call)))
         raise KernelError(f"strict mode wants a fused kernel and none can serve this call. {told}")
-    return chosen, reasons
+    return chosen
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None) -> None:
@@ -279,11 +278,11 @@ def explain(
     """What `attend` would do with the same arguments, and why. Print it."""
     _check(q, k, v, terms, mask)
     call = Call(q, k, v, tuple(terms), mask, return_weights)
-    chosen, reasons = _choose(call, kernel, strict)
+    chosen = _choose(call, kernel, strict)
     auto = kernel == "auto"
 
     def passed_over(other: Kernel) -> str:
-        if reason := reasons[other.name]:
+        if reason := other.refuse(call):
             return reason
         if not auto:
             return "another was asked for"
@@ -326,7 +325,7 @@ def attend(
     _check(q, k, v, terms, mask)
     if any(getattr(term, "ignores_mask", False) for term in terms):
         mask = None
-    chosen, _ = _choose(Call(q, k, v, tuple(terms), mask, return_weights), kernel, strict)
+    chosen = _choose(Call(q, k, v, tuple(terms), mask, return_weights), kernel, strict)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if mask is not None:  # padding may hold anything, NaN too; here its queries, in the kernels its keys and values
         q, terms = q.masked_fill(~mask[:, None, :, None], 0.0), [_hide(term, mask) for term in terms]

@@ -20,7 +20,11 @@ class FormatError(ValueError):
 
 
 class Dataset(Protocol):
-    """Samples {"image": float (3, H, W), "label": int, "id": int} and the number of classes."""
+    """Samples of tensors and numbers, among them "label" and "id", both int; and the number of classes.
+
+    What else a sample holds is what models of its kind name as their `inputs`, {"image": float (3, H, W)} for one. A
+    dataset whose tensors differ in their first dimension lists their names as `ragged`: they are padded in a batch.
+    """
 
     classes: int
 
@@ -36,6 +40,10 @@ DATASETS: dict[str, tuple[str, str]] = {
     "imagenet_r": ("imagenet", "imagenet_r"),
     "images": ("images", "image_folder"),
     "digits": ("digits", "Digits"),
+    "ucf101": ("ucf101", "ucf101"),
+    "dvsgesture": ("dvsgesture", "dvsgesture"),
+    "gen1": ("gen1", "gen1"),
+    "fashion_mnist": ("fashion", "FashionMNIST"),
 }
 
 

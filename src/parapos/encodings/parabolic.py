@@ -21,14 +21,16 @@ from ..positions import Positions
 from .base import Encoding
 from .claims import Claims
 
+INITS = {"paper": (1.0, 0.0, 1.0), "wide": (0.25, 0.0, 1.0)}  # factor of W_p, constant inside softplus, unit of D
+
 
 def _wide(x: Tensor) -> Tensor:
     """float32 for half precision: positional arithmetic never runs in half."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _uniform(*shape: int, fan_in: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape).uniform_(-(fan_in**-0.5), fan_in**-0.5))
+def _uniform(*shape: int, fan_in: int, factor: float = 1.0) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape).uniform_(-(fan_in**-0.5), fan_in**-0.5) * factor)
 
 
 class PaPE(Encoding):
@@ -36,7 +38,8 @@ class PaPE(Encoding):
 
     parabolas: m per head, default 50. Ablations, each on by default: distance (the a term), direction (the b term),
     context (a and b from the token; else one learned a and b per head), activation (softplus; else a = -W_a x,
-    unbounded), projection (W_p; else D itself, m = p).
+    unbounded), projection (W_p; else D itself, m = p). init: "paper", "wide" for small models, or three numbers: the
+    factor of the drawn W_p, the constant inside softplus, the unit of D.
     """
 
     claims = Claims(translation=True, rotation=False, decay=True, direction=True, context=True)
@@ -51,6 +54,7 @@ class PaPE(Encoding):
         context: bool = True,
         activation: bool = True,
         projection: bool = True,
+        init: str | tuple[float, ...] | list[float] = "paper",
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -58,15 +62,17 @@ class PaPE(Encoding):
         if not isinstance(m, int) or m < 1 or not (projection or m == self.pos_dim):
             want = "a positive integer" if projection else f"{self.pos_dim} without projection"
             raise ValueError(f"parabolas must be {want}, got {parabolas!r}")
-        if not (distance or direction):
-            raise ValueError("distance and direction are both off, which leaves no encoding; use encoding='none'")
-        if not activation and not distance:
-            raise ValueError("activation=False changes the distance term, which distance=False removes")
-        self.parabolas = m
+        if not distance and not (direction and activation):
+            raise ValueError("distance=False needs direction, else use encoding='none', and forbids activation=False")
+        start = tuple(INITS.get(init, ()) if isinstance(init, str) else init)
+        if len(start) != 3 or (start != INITS["paper"] and not (distance and activation and projection)):
+            want = f"one of {', '.join(INITS)} or three numbers, and 'paper' where a part is off"
+            raise ValueError(f"init must be {want}, got {init!r}")
+        factor, self.offset, self.unit = start
+        self.parabolas, self.activation, self.projection = m, activation, projection
         self.distance, self.direction, self.context = distance, direction, context
-        self.activation, self.projection = activation, projection
         shape = (self.heads, m, self.dim)
-        self.w_p = _uniform(self.heads, m, self.pos_dim, fan_in=self.pos_dim) if projection else None
+        self.w_p = _uniform(self.heads, m, self.pos_dim, fan_in=self.pos_dim, factor=factor) if projection else None
         self.w_a = _uniform(*shape, fan_in=self.dim) if distance and context else None
         self.w_b = _uniform(*shape, fan_in=self.dim) if direction and context else None
         # The law that W x has at the start for unit-variance x.
@@ -76,24 +82,26 @@ class PaPE(Encoding):
 
     def _projection(self) -> Tensor:
         if self.w_p is not None:
-            return _wide(self.w_p)  # (H, m, p)
+            return _wide(self.w_p) / self.unit  # (H, m, p)
         some = next(self.parameters())
-        return torch.eye(self.pos_dim, device=some.device).to(_wide(some).dtype).expand(self.heads, -1, -1)
+        return (torch.eye(self.pos_dim, device=some.device).to(_wide(some)) / self.unit).expand(self.heads, -1, -1)
 
-    def _activate(self, a: Tensor) -> Tensor:
-        return -F.softplus(_wide(a)) if self.activation else -_wide(a)
+    def _steepness(self, a: Tensor) -> Tensor:
+        """-a_i; the sign goes to the small side of the product that follows."""
+        a = _wide(a) + self.offset if self.offset else _wide(a)
+        return F.softplus(a) if self.activation else a
 
     def _form(self, x: Tensor, w_p: Tensor) -> Tensor:
         """M_i = W_p^T diag(a_i) W_p: (B, H, N, p, p)."""
         if self.w_a is not None:
-            a = self._activate(F.linear(x, self.w_a.flatten(0, 1).to(x.dtype)))  # (B, N, H m)
+            a = self._steepness(F.linear(x, self.w_a.flatten(0, 1).to(x.dtype)))  # (B, N, H m)
             a = a.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, N, m)
         else:
             assert self.a is not None
-            a = self._activate(self.a)[None, :, None, :]  # (1, H, 1, m)
+            a = self._steepness(self.a)[None, :, None, :]  # (1, H, 1, m)
         with no_autocast(x.device):
             outer = (w_p[..., :, None] * w_p[..., None, :]).flatten(-2)  # (H, m, p p)
-            form = (a @ outer).unflatten(-1, (self.pos_dim, self.pos_dim))
+            form = (a @ -outer).unflatten(-1, (self.pos_dim, self.pos_dim))
         return form.expand(x.shape[0], -1, x.shape[1], -1, -1)
 
     def fold(self) -> None:
