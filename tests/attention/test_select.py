@@ -45,6 +45,8 @@ def test_strict_never_falls_back() -> None:
     parapos.attend(q, k, v, terms, strict=True)
     with pytest.raises(parapos.KernelError, match="strict mode"):
         parapos.attend(q, k, v, terms, strict=True, return_weights=True)
+    with pytest.raises(parapos.KernelError, match="'reference' is not one"):
+        parapos.attend(q, k, v, terms, strict=True, kernel="reference")
     learned = parapos.Quadratic(terms[0].M, terms[0].g, terms[0].r.clone().requires_grad_())
     with pytest.raises(parapos.KernelError, match="positions require a gradient"):
         parapos.attend(q, k, v, [learned], strict=True)
@@ -90,6 +92,9 @@ def test_fused_really() -> None:
             parapos.attend(q, k, v, terms, mask)
             parapos.attend(q, k, v[..., :8], (), mask)
             parapos.attend(q[..., :8], k[..., :8], v)
+            strided = [x.mT.contiguous().mT for x in (q, k, v)]
+            parapos.attend(*strided, terms)
+            parapos.attend(*strided)
 
 
 def bad(message: str, *, error: type[Exception] = ValueError, **changes: object) -> None:

@@ -175,6 +175,7 @@ def test_a_study_for_real(tiny, tmp_path, monkeypatch, capsys):
     assert len(before) == 2
     assert cli.main([*words, "--dry-run"]) == 0
     assert "Left: 2 runs, about 0.1 hours" in capsys.readouterr().out
+    words[-1] = "1"
     assert cli.main(words) == 0
     out, err = capsys.readouterr()
     assert "2 of 4 runs are there, 2 to do" in err

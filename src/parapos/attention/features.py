@@ -336,6 +336,8 @@ _attention.register_autograd(_backward, setup_context=_setup)
 
 def attention(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:
     """As `reference.attention`, without the weights."""
+    # Fused attention wants neighbours in a head to be neighbours in memory; else it silently forms all scores.
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if not terms or not q.numel():
         return plain(q, k, v, mask, scale)
     tensors, spec = _pack(terms)

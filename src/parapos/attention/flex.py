@@ -1,8 +1,7 @@
 """Attention by PyTorch's FlexAttention: score terms are evaluated from D inside a kernel that PyTorch compiles.
 
-No extra columns and no N x N tensor, at the price of compiling: once per kind of call (terms, dtype, shapes), and once
-more, for any number, when the first other batch or number of tokens comes. Eager FlexAttention would form all scores,
-so it is never used.
+No extra columns and no N x N tensor, at the price of compiling, once for each kind of call: terms, dtype and shapes.
+Eager FlexAttention would form all scores, so it is never used.
 B batch, H heads, N tokens, h query/key size, w value size, p position dims.
 """
 
@@ -191,7 +190,8 @@ def _compiled() -> Callable[..., Tensor]:
     from torch._dynamo import config
 
     # fullgraph: past the limit of graphs this raises, where it would else go on eagerly, with all scores in memory.
-    compiled = torch.compile(_run, fullgraph=True)
+    # A graph per number of tokens: what inductor makes for any number does not compile on the CPU.
+    compiled = torch.compile(_run, fullgraph=True, dynamic=False)
 
     def call(*args: Any) -> Tensor:
         with config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=GRAPHS):

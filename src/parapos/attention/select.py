@@ -195,6 +195,8 @@ def _choose(call: Call, kernel: str, strict: bool) -> Kernel:
             raise ValueError(f"unknown kernel {kernel!r}, expected one of auto, {', '.join(KERNELS)}")
         if (reason := KERNELS[kernel].refuse(call)) is not None:
             raise KernelError(f"kernel {kernel!r} cannot serve this call: {reason}")
+        if strict and not KERNELS[kernel].fused:
+            raise KernelError(f"strict mode wants a fused kernel, and {kernel!r} is not one")
         return KERNELS[kernel]
     chosen = next(k for k in KERNELS.values() if k.automatic and k.refuse(call) is None)
     if strict and not chosen.fused:
