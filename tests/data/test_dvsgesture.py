@@ -303,6 +303,15 @@ def test_what_changed_is_prepared_again(tree):
     assert check(tree, complete=False).problems == []
 
 
+def test_another_recording_is_told(tree):
+    """As after a recording that was cut short has been fetched again."""
+    prepare(tree, complete=False)
+    with open(tree / "user24_led.aedat", "ab") as file:
+        file.write(bytes(28))
+    with pytest.raises(FormatError, match=r"user24_led\.aedat: not the recording that was prepared"):
+        load("test", tree)
+
+
 def test_the_manifest_counts_and_knows_checksums(tree):
     prepare(tree, complete=False)
     entry = json.loads((tree / "prepared" / "manifest.json").read_text())["entries"]["user24_led"]

@@ -114,6 +114,13 @@ def tokens_of(net, inputs):
     return seen[0][:, 1:]
 
 
+def test_codes_of_the_tokenizer_are_taken():
+    net = small()
+    codes = torch.tensor([[[1, 2, 2], [7, 7, 7]]], dtype=torch.uint16)
+    mask = torch.tensor([[True, True]])
+    assert torch.equal(net.counts(codes, mask), net.counts(codes.int(), mask))
+
+
 def test_the_embedding_is_a_convolution():
     """ln(1 + counts) as an image of 2 buckets channels, through a kernel as large as the patch; the same start."""
     net = create_model("event_vit_nano_patch16", depth=1)

@@ -242,3 +242,25 @@ def test_a_bad_table_is_told(tiny, old, new, message):
     tiny.write_text(TINY.replace(old, new, 1))
     with pytest.raises(tables.ReportError, match=message):
         tables.load(tiny)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("extrapolation", "model.encoding"),
+        ("ucf101-folds", "data.options.fold"),
+        ("ablations", "model.options.context"),
+    ],
+)
+def test_a_change_may_not_undo_a_row_or_a_column(name, key, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["table", name, "--dry-run", f"--{key}", "rope"]) == 2
+    assert f"--{key}: expected nothing, the table {name} sets it run by run" in capsys.readouterr().err
+
+
+def test_only_may_be_given_twice(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["table", "extrapolation", "--dry-run", "--only", "pape", "--only", "rope,alibi"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"imagenet-{row}" in told for row in ("pape", "rope", "alibi"))
+    assert "imagenet-sincos" not in told

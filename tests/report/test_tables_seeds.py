@@ -135,6 +135,13 @@ def test_what_is_missing_is_told(tiny):
     assert "| none " not in tables_seeds.markdown(table, found, ["pape"])
 
 
+@pytest.mark.parametrize(
+    ("counts", "told"), [({2}, "2 seeds"), ({0, 1}, "1 of 2 seeds"), ({1, 2}, "1 to 2 of 2 seeds")]
+)
+def test_plots_tell_how_many_seeds_there_are(tiny, counts, told):
+    assert tables_seeds._seeds(tables.load(tiny), counts) == told
+
+
 def test_raw_numbers_read_back(tiny, tmp_path):
     table = tables.load(tiny)
     found = made_up(table, lambda row, seed, column: 1 / 3)

@@ -178,3 +178,9 @@ def test_what_may_change_on_the_way():
     assert recipe.difference(old, old) is None
     assert recipe.difference(old, recipe.load("digits", {"run.devices": "4", "data.workers": "3"})) is None
     assert recipe.difference(old, recipe.load("digits", {"run.seed": "4"})) == "run.seed: 0, now 4"
+
+
+def test_tokens_are_of_the_models_patches():
+    with pytest.raises(RecipeError, match=r"data.options.patch: expected the model's patch size 16, got 8"):
+        recipe.load("dvsgesture_smoke", {"data.options.patch": "8"})
+    recipe.load("dvsgesture_smoke", {"data.options.patch": "8", "model.options.patch": "8"})

@@ -182,7 +182,14 @@ def add(commands: Any) -> None:
     table.add_argument("name", metavar="NAME", help="a table that comes with the package, or a .toml file")
     table.add_argument("--dry-run", action="store_true", help="only say what is there and what the rest would cost")
     table.add_argument("--root", type=Path, default=Path("runs"), metavar="DIR", help="where the runs are")
-    table.add_argument("--only", type=lambda value: value.split(","), default=[], metavar="ROWS", help="some rows")
+    table.add_argument(
+        "--only",
+        type=lambda value: value.split(","),
+        action="extend",
+        default=[],
+        metavar="ROWS",
+        help="some rows, with commas between them",
+    )
     table.add_argument("--from-cache", action="store_true", help="only what was measured before")
     table.add_argument("--jobs", type=integer(1, 256), help="with seeds: runs at a time, of one thread each")
     table.add_argument(

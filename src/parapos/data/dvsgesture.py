@@ -85,6 +85,9 @@ def list_samples(root: Path, cache: Path, names: Sequence[str], *, complete: boo
         if name in entries:
             if labels.is_file() and sha256(labels) != entries[name].labels:
                 raise FormatError(f"{labels}: not the labels that were prepared; {AGAIN}")
+            recording = root / f"{name}.aedat"
+            if recording.is_file() and recording.stat().st_size != entries[name].bytes:
+                raise FormatError(f"{recording}: not the recording that was prepared; {AGAIN}")
             samples += [Sample(name, i, row, n) for i, (row, n, _) in enumerate(entries[name].gestures)]
         elif labels.is_file() and (root / f"{name}.aedat").is_file():
             samples += [Sample(name, i, row, None) for i, row in enumerate(read_labels(labels))]

@@ -146,7 +146,7 @@ class FashionMNIST:
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[int | Key]) -> list[dict[str, Any]]:
-        """Many samples at once, which a DataLoader asks for: one draw of all of them takes a tenth of the time."""
+        """Many samples at once, which a DataLoader asks for: one draw of all of them."""
         indices = []
         theta = torch.eye(2, 3).repeat(len(keys), 1, 1)
         for place, key in enumerate(keys):

@@ -48,7 +48,7 @@ class EventViT(Classifier):
         cells = self.embedding.in_features
         if codes.ndim != 3 or codes.is_floating_point():
             raise ValueError(f"codes must be integers (B, L, events), got {codes.dtype} {tuple(codes.shape)}")
-        codes = codes.masked_fill(~mask[..., None], 0).long()
+        codes = codes.long().masked_fill(~mask[..., None], 0)  # uint16, as tokenizers give, has no masked_fill
         if not torch.compiler.is_compiling() and ((codes < 0) | (codes >= cells)).any():
             raise ValueError(f"codes must be in 0..{cells - 1}, got {codes.min()}..{codes.max()}")
         out = torch.zeros(*codes.shape[:2], cells, device=codes.device)

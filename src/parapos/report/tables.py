@@ -198,9 +198,21 @@ def check_rows(table: Table, only: Sequence[str]) -> None:
             )
 
 
+def check_changes(table: Table, changes: Mapping[str, str], only: Sequence[str] = ()) -> None:
+    """A change for all runs may not undo what makes a row or a column."""
+    own = {key for row, spec in table.rows.items() if not only or row in only for key in spec.changes}
+    if any(column.folds for column in table.columns.values()):
+        own.add("data.options.fold")
+    if table.seeds:
+        own.add("run.seed")
+    for key in sorted(own & set(changes)):
+        raise ReportError(f"--{key}: expected nothing, the table {table.name} sets it run by run")
+
+
 def resolve(table: Table, root: Path, changes: Mapping[str, str], only: Sequence[str] = ()) -> list[Run]:
     """The runs of a table, in the order of its rows. changes: for all of them. only: some rows."""
     check_rows(table, only)
+    check_changes(table, changes, only)
     runs: dict[Path, Run] = {}
     for row, spec in table.rows.items():
         for name, column in table.columns.items():

@@ -20,12 +20,25 @@ from ..encodings import ENCODINGS
 from ..training import checkpoint, recipe
 from . import plots, tables_jobs
 from .sweep import UNMEASURED, Cells, ReportError
-from .tables import FINISHED, Column, Run, Table, check_rows
+from .tables import FINISHED, Column, Run, Table, check_changes, check_rows
 from .text import table as as_text
 
 CELLS = ("data", "row", "seed", "column", "size", "position_scale", "samples", "loss", "top1")
 CURVES = ("data", "row", "seed", "step", "train_loss", "val_loss", "val_top1")
-INKS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB", "#000000", "#994F00", "#40B0A6")
+INKS = (
+    "#4477AA",
+    "#EE6677",
+    "#228833",
+    "#CCBB44",
+    "#66CCEE",
+    "#AA3377",
+    "#BBBBBB",
+    "#000000",
+    "#994F00",
+    "#40B0A6",
+    "#5D3A9B",
+    "#FF9F40",
+)
 BEYOND = "beyond"
 
 
@@ -42,6 +55,7 @@ class Job:
 def resolve(table: Table, root: Path, changes: Mapping[str, str], only: Sequence[str] = ()) -> list[Job]:
     """The runs, seed by seed, so that a whole table comes first. `data.root` goes to data sets that have one."""
     check_rows(table, only)
+    check_changes(table, changes, only)
     rooted = {block: bool(recipe.load(source).data.root) for block, source in table.blocks.items()}
     if "data.root" in changes and not any(rooted.values()):
         raise ReportError(f"data.root: expected nothing, no data set of the table {table.name} has a root")
@@ -330,13 +344,22 @@ def write(table: Table, found: Results, out: Path) -> list[Path]:
                 continue
             end = "" if group.caption.endswith("are") else "-interpolated"
             paths.append(out / f"{block}{end}.png")
-            title = f"{block}, {group.told}: mean and spread of {len(table.seeds)} seeds"
+            counts = {len(found.values(table, block, row, name)) for row in table.rows for name in columns}
+            title = f"{block}, {group.told}: mean and spread of {_seeds(table, counts)}"
             sizes, trained = [c.size or 0 for c in columns.values()], recipe.load(source).data.size
             plots.curves(paths[-1], sizes, lines, trained=trained, title=title, ylabel="top-1 accuracy, %")
         if any(column.loss_at for column in table.columns.values()):
             paths.append(out / f"{block}-loss.png")
             _plot_losses(table, found, block, paths[-1])
     return paths
+
+
+def _seeds(table: Table, counts: set[int]) -> str:
+    """How many seeds there are of those that the table wants. counts: of its numbers; 0 where there is none."""
+    there, wanted = sorted(counts - {0}), len(table.seeds)
+    if there == [wanted]:
+        return f"{wanted} seeds"
+    return f"{' to '.join(map(str, dict.fromkeys((there[0], there[-1]))))} of {wanted} seeds"
 
 
 def _ink(table: Table, row: str) -> str:
@@ -365,4 +388,5 @@ def _plot_losses(table: Table, found: Results, block: str, path: Path) -> None:
         encoding = table.rows[row].changes.get("model.encoding", "pape")
         lines.append(plots.Line(name_of(row), encoding, means, colour=_ink(table, row)))
     if steps:
-        plots.losses(path, steps, lines, title=f"{block}: mean training loss of {len(table.seeds)} seeds")
+        counts = {len(losses) for some in points.values() for losses in some.values()}
+        plots.losses(path, steps, lines, title=f"{block}: mean training loss of {_seeds(table, counts)}")

@@ -253,6 +253,9 @@ def _check_together(recipe: Recipe) -> None:
         if getattr(recipe.augment, key) and "image" not in inputs:
             raise Bad(f"augment.{key}", f"mixes images, model {recipe.model.name} takes {', '.join(inputs)}")
     patch = getattr(model, "patch", 1)
+    own = signature(factory).parameters.get("patch")
+    if own is not None and (got := data.options.get("patch", own.default)) != patch:
+        raise Bad("data.options.patch", f"expected the model's patch size {patch}, got {got}")
     if data.size % patch:
         raise Bad("data.size", f"expected a multiple of the model's patch size {patch}, got {data.size}")
 

@@ -139,3 +139,15 @@ def test_mutated_files(tmp_path):
     seeds = [saved(old_rows()), saved(np.array(ROWS * 4, NEW)), saved(np.array(ROWS, boxes.BOX))]
     good, refused = survive(boxes.read, mutations(seeds, 3300), tmp_path / "broken.npy", per_byte=16, least=600_000)
     assert min(good, refused) > 50
+
+
+@pytest.mark.parametrize(
+    ("descr", "count"), [("[]", 10**12), ("'|S0'", 7), ("'|V0'", 7), ("'|O'", 0), ("[('ts', '<u8'), ('o', '|O')]", 0)]
+)
+def test_headers_that_promise_nothing_readable(descr, count, tmp_path):
+    """No mutation of a good file finds these."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': ({count},), }}".encode().ljust(117) + b"\n"
+    path = tmp_path / "x_bbox.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(FormatError, match=r"x_bbox\.npy: at byte 0: "):
+        boxes.read(path)

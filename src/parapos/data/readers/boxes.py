@@ -36,10 +36,12 @@ def read(path: str | Path) -> np.ndarray[Any, Any]:
     if count * dtype.itemsize != len(data) - start:
         told = f"{len(data) - start} bytes of boxes, expected {str(count)[:20]} x {dtype.itemsize}"
         raise wrong(path, start, told)
+    fields = {name: _field(path, dtype, name) for name in BOX.names or ()}
+    if dtype.hasobject:
+        raise wrong(path, 0, f"an array of {str(dtype)[:80]}, expected numbers alone")
     found = np.frombuffer(data, dtype, count, start)
     boxes = np.empty(count, BOX)
-    for name in boxes.dtype.names or ():
-        field = _field(path, dtype, name)
+    for name, field in fields.items():
         bad = _bad(found[field], BOX[name])
         if bad.any():
             i = int(bad.argmax())
@@ -81,6 +83,8 @@ def _header(path: str | Path, data: bytes) -> tuple[int, np.dtype[Any], int]:
         raise wrong(path, 0, told) from None
     if len(shape) != 1 or isinstance(shape[0], bool) or shape[0] < 0:
         raise wrong(path, 0, f"an array of shape {str(shape)[:80]}, expected one dimension")
+    if dtype.itemsize == 0:  # or any number of boxes would fit
+        raise wrong(path, 0, f"an array of {str(dtype)[:80]}, expected the fields of boxes")
     return shape[0], dtype, stream.tell()
 
 
