@@ -150,6 +150,11 @@ def test_demo_of_a_folder(tmp_path, capsys, monkeypatch):
     assert cli.main(words) == 0
     assert capsys.readouterr().out == out
 
+    digits = [word for word in words if word not in ("--data", str(source))]
+    for other in (digits, [word for word in words if word != "--quick"]):
+        assert cli.main(other) == 2, "another demo in the same folder"
+        assert "holds a run of another demo (" in capsys.readouterr().err
+
 
 def test_errors_are_one_line(tmp_path, capsys):
     for words, message in (

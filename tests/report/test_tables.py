@@ -182,6 +182,10 @@ def test_two_runs_killed_and_gone_on_with(tiny, tmp_path, monkeypatch, capsys):
     assert len(evaluated) == 4
     assert capsys.readouterr().out == out
 
+    assert cli.main([*words, "--only", "pape", "--from-cache"]) == 0
+    assert "Measured: 2 of 2" in capsys.readouterr().out
+    assert (tmp_path / "runs/tables/tiny.md").read_text() == out, "the file keeps all rows"
+
     assert cli.main([*words, "--optim.lr", "1"]) == 2
     assert "holds a run of another recipe (optim.lr" in capsys.readouterr().err
 

@@ -60,9 +60,10 @@ def _table(args: argparse.Namespace) -> None:
         print(tables.markdown(table, tables.kept(runs), args.only) + "\n")
         print(tables_cost.estimate(runs, args.tflops))
         return
-    found = tables.kept(runs) if args.from_cache else tables.make(table, runs, args.root, tell)
+    others = tables.kept(tables.resolve(table, args.root, args.changes)) if args.only else {}
+    found = tables.kept(runs) if args.from_cache else tables.make(table, runs, args.root, tell, others)
     print(tables.markdown(table, found, args.only))
-    wrote(tables.write(table, found, args.root))
+    wrote(tables.write(table, {**others, **found}, args.root))
 
 
 def _seeds_table(table: Any, args: argparse.Namespace) -> None:

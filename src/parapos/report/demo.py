@@ -155,6 +155,8 @@ def _seconds_per_image(wanted: Recipe, steps: int = 5) -> float:
 
 def _train_all(jobs: Sequence[Job], sizes: Sequence[int], seconds: float, log: Path) -> int:
     """Runs all jobs in processes of their own, and shows how they get on. Gives the number of epochs."""
+    for job in jobs:
+        _check_same(job)
     if all(_tested(job, sizes) for job in jobs):
         return fit.load_run(jobs[0].folder).optim.epochs
     workers = min(2, os.cpu_count() or 1, len(jobs))
@@ -172,6 +174,16 @@ def _train_all(jobs: Sequence[Job], sizes: Sequence[int], seconds: float, log: P
         if (wrong := future.result()) is not None:
             raise ReportError(f"{plots.NAMES[name]}: {wrong} (what it said is in {log})")
     return epochs
+
+
+def _check_same(job: Job) -> None:
+    """A folder may hold this run, with any number of epochs, and no other."""
+    if not (job.folder / "recipe.toml").is_file():
+        return
+    held = fit.load_run(job.folder)
+    change = recipe.difference(held, _with_epochs(job.wanted, held.optim.epochs))
+    if change:
+        raise ReportError(f"{job.folder}: holds a run of another demo ({change}); take another --out")
 
 
 def _tested(job: Job, sizes: Sequence[int]) -> bool:

@@ -265,8 +265,11 @@ def _whole(runs: Sequence[Run], parts: Mapping[Path, Found]) -> Found:
     return found
 
 
-def make(table: Table, runs: Sequence[Run], root: Path, tell: Callable[[str], object]) -> Found:
-    """Trains what is not trained, evaluates what is not evaluated, and writes the table after every run."""
+def make(
+    table: Table, runs: Sequence[Run], root: Path, tell: Callable[[str], object], others: Found | None = None
+) -> Found:
+    """Trains what is not trained, evaluates what is not evaluated, and writes the table after every run, with the cells
+    of `others`, which are not asked for."""
     parts = {run.folder: kept_of(run) for run in runs}
     for run in runs:
         missing = [place for place in run.cells if place not in parts[run.folder]]
@@ -281,7 +284,7 @@ def make(table: Table, runs: Sequence[Run], root: Path, tell: Callable[[str], ob
             parts[run.folder][place] = value = cells.measure(run.cells[place])
             tell(f"{run.folder.name}, {', '.join(place)}: top-1 {value['top1']:.2%}")
         if fit.is_first():
-            write(table, _whole(runs, parts), root)
+            write(table, {**(others or {}), **_whole(runs, parts)}, root)
     return _whole(runs, parts)
 
 
