@@ -1,5 +1,7 @@
 """`parapos train` and `parapos eval` on the command line: what they take, and what bad input gets."""
 
+import signal
+
 import pytest
 
 from parapos import cli
@@ -47,3 +49,10 @@ def test_help(command, capsys):
         cli.main([command, "--help"])
     assert stop.value.code == 0
     assert f"example: parapos {command}" in capsys.readouterr().out
+
+
+def test_signals_do_afterwards_what_they_did_before(tmp_path):
+    """A process that trained can still be ended."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert cli.main(["train", "digits_smoke", "--out", str(tmp_path / "run"), "--optim.epochs", "1"]) == 0
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before

@@ -15,7 +15,9 @@ import json
 import logging
 import os
 import platform
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,7 +59,7 @@ def train(wanted: Recipe, folder: Path, *, must_exist: bool = False) -> str:
     if progress.validated == wanted.optim.epochs:
         return f"{folder} is finished: {_best(progress)}"
     loggers = _loggers(wanted.run, folder, progress.step)
-    with _quiet(wanted.run):
+    with _quiet(wanted.run), _own_signals():
         trainer = _trainer(wanted.run, logger=loggers or False, gradient_clip_val=wanted.optim.clip or None)
         world, rank = trainer.world_size, trainer.global_rank
         part = wanted.optim.part or max(1, wanted.optim.batch // world)
@@ -294,6 +296,20 @@ def _strategy(run: Run, world: int) -> Strategy | str:
     if run.strategy == "ddp" or world > 1:
         return DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
     return "auto"
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Afterwards signals do what they did before. Lightning's handlers outlive its loop, and would swallow SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
