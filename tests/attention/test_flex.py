@@ -97,16 +97,9 @@ def test_padding_may_hold_anything_and_positions_may_be_far():
 
 
 @compiles
-def test_any_number_of_tokens():
-    for tokens in (130, 17):
-        call = make_call(torch.float32, tokens=tokens)
-        assert_within_budget(run(call), call)
-
-
-@compiles
-def test_one_term_alone_then_another_then_more_tokens():
+def test_one_term_alone_then_another_with_more_tokens():
     """What encodings ask for, one call after the other in one process."""
-    for tokens, kind in ((17, Distance), (17, Quadratic), (20, Quadratic)):
+    for tokens, kind in ((17, Distance), (130, Quadratic)):
         q, r = torch.randn(1, H, tokens, SIZE), torch.rand(1, tokens, P)
         m, g = -torch.rand(1, H, tokens, P, P), torch.randn(1, H, tokens, P)
         term = Distance(torch.rand(H), r) if kind is Distance else Quadratic(m + m.mT, g, r)

@@ -8,7 +8,7 @@ from parapos import cli
 from parapos.data.digits import Augment, Digits, _affine
 from parapos.data.sampling import Key
 from parapos.data.synthetic import pattern
-from parapos.report import demo, sweep
+from parapos.report import demo, sweep, workers
 from parapos.training import fit, recipe
 
 from .runs import make_run
@@ -109,7 +109,7 @@ def test_progress_is_read_from_files_that_grow(tmp_path):
 
 def test_a_failure_is_told_in_words(tmp_path):
     (tmp_path / "file").touch()
-    told = demo._work(demo.Job("pape", tmp_path / "file", recipe.load("demo", demo.QUICK)), (32,))
+    told = workers.work(recipe.load("demo", demo.QUICK), tmp_path / "file", [])
     assert "RecipeError" in told
     assert "got a file" in told
 

@@ -8,14 +8,11 @@ them in the given time.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import multiprocessing
 import os
-import signal
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -27,10 +24,9 @@ import torch
 import torch.nn.functional as F
 
 from ..data import FormatError
-from ..malloc import keep_memory
 from ..training import checkpoint, fit, recipe
 from ..training.recipe import Recipe
-from . import analysis, plots, sweep
+from . import analysis, plots, sweep, workers
 from .sweep import Cell, Cells, ReportError
 
 ENCODINGS = ("pape", "rope", "alibi", "sincos")
@@ -159,13 +155,16 @@ def _train_all(jobs: Sequence[Job], sizes: Sequence[int], seconds: float, log: P
         _check_same(job)
     if all(_tested(job, sizes) for job in jobs):
         return fit.load_run(jobs[0].folder).optim.epochs
-    workers = min(2, os.cpu_count() or 1, len(jobs))
+    count = min(2, os.cpu_count() or 1, len(jobs))
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(str(log), os.getpid())) as pool:
+    with ProcessPoolExecutor(count, context, initializer=workers.begin, initargs=(str(log), os.getpid())) as pool:
         try:
-            epochs = _epochs(jobs, seconds, pool, workers)
+            epochs = _epochs(jobs, seconds, pool, count)
             jobs = [replace(job, wanted=_with_epochs(job.wanted, epochs)) for job in jobs]
-            futures = {job.encoding: pool.submit(_work, job, tuple(sizes)) for job in jobs}
+            futures = {
+                job.encoding: pool.submit(workers.work, job.wanted, job.folder, [Cell(size) for size in sizes])
+                for job in jobs
+            }
             _follow(jobs, sizes, futures)
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)  # the processes got the signal too, and save
@@ -198,40 +197,6 @@ def _with_epochs(wanted: Recipe, epochs: int) -> Recipe:
     return replace(wanted, optim=replace(wanted.optim, epochs=epochs))
 
 
-def _begin(log: str, parent: int) -> None:
-    """In a new process: what is printed goes to a file, and the end of the parent is the end."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    keep_memory()
-    torch.set_num_threads(1)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        while True:  # the first one lets training save, the second ends a process that waits for work
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(10)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _work(job: Job, sizes: tuple[int, ...]) -> str | None:
-    """Trains and tests a model. Gives what went wrong, in words, as not every exception survives the way back."""
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        return "nobody waits for it"
-    print(f"{job.encoding}: {job.folder}", file=sys.stderr)
-    try:
-        fit.train(job.wanted, job.folder)
-        cells = Cells(job.folder)
-        for size in sizes:
-            cells.measure(Cell(size))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
 @dataclass(frozen=True)
 class State:
     """How far a job is: the share of its steps that is done, and a few words."""
@@ -242,11 +207,11 @@ class State:
 
 def _state(job: Job, steps: int, sizes: Sequence[int], future: Future[Any]) -> State:
     step, accuracy = 0, ""
-    for row in _rows(job.folder / "metrics.csv"):
+    for row in workers.rows(job.folder / "metrics.csv"):
         step = int(row["step"])
         if row.get("val_top1"):
             accuracy = f"validation {100 * float(row['val_top1']):.0f}%"
-    tested = _rows(job.folder / "cells.csv")
+    tested = workers.rows(job.folder / "cells.csv")
     if tested:
         last = tested[-1]
         accuracy = f"at {last['size']} px {100 * float(last['top1']):.0f}%"
@@ -255,15 +220,6 @@ def _state(job: Job, steps: int, sizes: Sequence[int], future: Future[Any]) -> S
     elif step >= steps and len(tested) < len(sizes):
         accuracy = f"testing, {accuracy}"
     return State(0.9 * step / steps + 0.1 * len(tested) / len(sizes), accuracy)
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """Whole lines of a file that is being written."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
 
 
 def _follow(jobs: Sequence[Job], sizes: Sequence[int], futures: dict[str, Future[Any]]) -> None:

@@ -1,17 +1,12 @@
 """Many runs in a few processes of one thread each, which for small models is faster than many threads in one.
 
-What a process prints goes to a log file. Progress is read from the files that every run writes. A killed parent takes
-its processes along, which save what they have; the same command then goes on with the rest.
+Progress is read from the files that every run writes. After a stop the same command goes on with the rest.
 """
 
 from __future__ import annotations
 
-import csv
 import multiprocessing
 import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -19,14 +14,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..malloc import keep_memory
-from ..training import fit
-from .sweep import Cells, ReportError
+from . import workers
+from .sweep import ReportError
 from .tables import Run
 
-POLL, SAY, SAVE = 0.5, 20.0, 30.0  # seconds
+POLL, SAY = 0.5, 20.0  # seconds
 TRAINING = 0.6  # share of training in the time of a run, to tell how far it is
 
 
@@ -36,61 +28,23 @@ def run_all(
     """Trains and evaluates runs, `jobs` at a time. done: hears of every run that is finished, in the parent."""
     log.parent.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(str(log), os.getpid())) as pool:
+    with ProcessPoolExecutor(jobs, context, initializer=workers.begin, initargs=(str(log), os.getpid())) as pool:
         try:
-            _follow({pool.submit(_work, run): run for run in runs}, log, tell, done)
+            _follow(
+                {pool.submit(workers.work, run.wanted, run.folder, list(run.cells.values())): run for run in runs},
+                log,
+                tell,
+                done,
+            )
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    """Whole lines of a CSV file, which may be being written; none if it is not there."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
-
-
-def _begin(log: str, parent: int) -> None:
-    """In a new process."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    keep_memory()
-    torch.set_num_threads(1)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os.kill(os.getpid(), signal.SIGTERM)  # training saves, and the process may then wait for work for ever
-        time.sleep(SAVE)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _work(run: Run) -> str | None:
-    """Gives what went wrong, in words, as not every exception survives the way back."""
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        return "nobody waits for it"
-    print(f"{run.folder}: {run.state()}", file=sys.stderr)
-    try:
-        fit.train(run.wanted, run.folder)
-        cells = Cells(run.folder)
-        for cell in run.cells.values():
-            cells.measure(cell)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
 def _share(run: Run) -> float:
     """How much of a run is done, from 0 to 1."""
-    epochs = [int(row["epoch"]) for row in rows(run.folder / "metrics.csv") if row.get("val_top1")]
-    tested = len(rows(run.folder / "cells.csv"))
+    epochs = [int(row["epoch"]) for row in workers.rows(run.folder / "metrics.csv") if row.get("val_top1")]
+    tested = len(workers.rows(run.folder / "cells.csv"))
     trained = max(epochs, default=0) / run.wanted.optim.epochs
     return TRAINING * trained + (1 - TRAINING) * min(1.0, tested / max(1, len(set(run.cells.values()))))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..encodings import ENCODINGS
 from ..training import checkpoint, recipe
-from . import plots, tables_jobs
+from . import plots, tables_jobs, workers
 from .sweep import UNMEASURED, Cells, ReportError
 from .tables import FINISHED, Column, Run, Table, check_changes, check_rows
 from .text import table as as_text
@@ -127,7 +127,7 @@ def collect(jobs: Sequence[Job]) -> Results:
         }
         found.curves[place] = [
             {name: float(line[name]) for name in CURVES[3:] if line.get(name)}
-            for line in tables_jobs.rows(folder / "metrics.csv")
+            for line in workers.rows(folder / "metrics.csv")
         ]
     return found
 
