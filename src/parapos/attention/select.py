@@ -41,7 +41,7 @@ class Call:
 class Kernel:
     """refuse: the reason why a call cannot be served, or None. method: what would happen, in words.
 
-    fused: no N x N tensor is formed. automatic: `auto` may take it.
+    fused: scores are never all in memory, or take 8 MiB at most. automatic: `auto` may take it.
     """
 
     name: str
