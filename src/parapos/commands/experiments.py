@@ -60,7 +60,7 @@ def _table(args: argparse.Namespace) -> None:
         print(tables.markdown(table, tables.kept(runs), args.only) + "\n")
         print(tables_cost.estimate(runs, args.tflops))
         return
-    others = tables.kept(tables.resolve(table, args.root, args.changes)) if args.only else {}
+    others = tables.kept_others(table, args.root, args.changes, args.only)
     found = tables.kept(runs) if args.from_cache else tables.make(table, runs, args.root, tell, others)
     print(tables.markdown(table, found, args.only))
     wrote(tables.write(table, {**others, **found}, args.root))

@@ -11,6 +11,7 @@ that tables_seeds.py makes.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -26,7 +27,7 @@ from typing import Any
 from ..encodings import ENCODINGS, nearest
 from ..metrics import significance
 from ..training import checkpoint, fit, recipe
-from ..training.recipe import Recipe
+from ..training.recipe import Recipe, RecipeError
 from . import plots
 from .sweep import UNMEASURED, Cell, Cells, ReportError
 from .text import table as as_text
@@ -247,6 +248,16 @@ def kept_of(run: Run) -> Found:
 def kept(runs: Sequence[Run]) -> Found:
     """The cells of which every run has been evaluated before."""
     return _whole(runs, {run.folder: kept_of(run) for run in runs})
+
+
+def kept_others(table: Table, root: Path, changes: Mapping[str, str], only: Sequence[str]) -> Found:
+    """The cells of the rows that are not asked for. One that the changes make impossible has none."""
+    found: Found = {}
+    for row in table.rows if only else ():
+        if row not in only:
+            with contextlib.suppress(RecipeError, ReportError):
+                found |= kept(resolve(table, root, changes, [row]))
+    return found
 
 
 def _whole(runs: Sequence[Run], parts: Mapping[Path, Found]) -> Found:
