@@ -1,7 +1,5 @@
-"""DvsGesture: splits, samples against brute force, the cache, and the generated tree."""
+"""DvsGesture: splits, samples against brute force, and the generated tree."""
 
-import hashlib
-import json
 import os
 import shutil
 from collections import Counter
@@ -12,16 +10,19 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from parapos.data import FormatError, cache, dvsgesture
+from parapos.data import FormatError, dvsgesture
 from parapos.data.augment.events import MIRRORED, EventAugment
 from parapos.data.batch import collate
-from parapos.data.dvsgesture import Gestures, check, cut, find_root, list_recordings, prepare
+from parapos.data.dvsgesture import Gestures, cut, find_root, list_recordings, prepare
 from parapos.data.events import Events
 from parapos.data.events_tree import ROWS, make_dvsgesture
-from parapos.data.readers import TruncatedWarning, aedat
-from parapos.data.readers.gesture_lists import Row, read_labels, user_of
+from parapos.data.readers import aedat
+from parapos.data.readers.gesture_lists import Row, user_of
 from parapos.data.sampling import Key
 from parapos.tokenizers.spiking_patches import reference
+
+from .event_trees import copy_of, rows, same, small_gestures
+from .event_trees import load_gestures as load
 
 SHARED = Path(os.environ.get("PARAPOS_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 LISTS = SHARED / "samples" / "dvsgesture"
@@ -31,29 +32,12 @@ NO_CHANGE = EventAugment(flip=0.0, operations=("identity",))
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """3 users in 2 lights: one to train, one for validation, one to test."""
-    root = tmp_path_factory.mktemp("dvsgesture") / "tree"
-    make_dvsgesture(root, users=(4, 22, 24), seconds=0.2, rate=8000)
-    return root
+    return small_gestures(tmp_path_factory.mktemp("gestures") / "tree")
 
 
 @pytest.fixture
 def tree(made, tmp_path):
-    """A copy that a test may break."""
-    return Path(shutil.copytree(made, tmp_path / "copy"))
-
-
-def load(split, root, **options):
-    return dvsgesture.dvsgesture(split, root=root, **{"threshold": 16, "complete": False, **options})
-
-
-def same(first, second):
-    assert first.keys() == second.keys()
-    return all(torch.equal(torch.as_tensor(first[key]), torch.as_tensor(second[key])) for key in first)
-
-
-def rows(events):
-    return list(zip(*(getattr(events, name).tolist() for name in ("t", "x", "y", "polarity")), strict=True))
+    return copy_of(made, tmp_path)
 
 
 # Splits
@@ -245,159 +229,6 @@ def test_samples_depend_on_seed_epoch_and_index_alone(made):
     for workers in (1, 2):
         loader = DataLoader(found, sampler=keys, batch_size=None, num_workers=workers)
         assert all(same(a, b) for a, b in zip(want, loader, strict=True))
-
-
-# The cache
-
-
-def test_prepared_gestures_are_the_same(tree):
-    raw = {split: load(split, tree) for split in ("train", "val", "test")}
-    assert prepare(tree, complete=False) == (6, 0)
-    assert {sample.events is None for sample in raw["val"].samples} == {True}
-    for split, old in raw.items():
-        new = load(split, tree)
-        assert {sample.events is None for sample in new.samples} == {False}
-        assert all(same(old[Key(i, 2)], new[Key(i, 2)]) for i in range(24))
-
-
-def test_the_cache_is_enough(tree):
-    want = load("val", tree)[5]
-    prepare(tree, tree.parent / "elsewhere", complete=False)
-    for path in [*tree.glob("*.aedat"), *tree.glob("*.csv")]:
-        path.unlink()
-    assert same(load("val", tree, cache=tree.parent / "elsewhere")[5], want)
-    with pytest.raises(FormatError, match="no gestures"):
-        load("val", tree)
-
-
-def test_preparing_goes_on_where_it_was(tree, monkeypatch):
-    cut_short = iter(range(3))
-    read = aedat.read
-
-    def killed(path, **options):
-        if next(cut_short, None) is None:
-            raise KeyboardInterrupt
-        return read(path, **options)
-
-    monkeypatch.setattr(aedat, "read", killed)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(tree, complete=False)
-    assert len(json.loads((tree / "prepared" / "manifest.json").read_text())["entries"]) == 3
-    assert not list(tree.glob("prepared/**/.*"))
-    assert len(load("train", tree)) == 24  # some prepared, some not
-    monkeypatch.setattr(aedat, "read", read)
-    assert prepare(tree, complete=False) == (3, 3)
-    assert prepare(tree, complete=False) == (0, 6)
-
-
-def test_what_changed_is_prepared_again(tree):
-    prepare(tree, complete=False)
-    labels = tree / "user24_led_labels.csv"
-    labels.write_text("".join(labels.read_text().splitlines(True)[:4]))
-    with pytest.raises(FormatError, match="not the labels that were prepared; run `parapos prepare dvsgesture` again"):
-        load("test", tree)
-    (tree / "prepared" / "user04_led" / "07.npy").unlink()
-    (tree / "prepared" / "user22_led" / "03.npy").write_bytes(b"short")
-    assert prepare(tree, complete=False) == (3, 3)
-    assert len(load("test", tree)) == 15
-    assert check(tree, complete=False).problems == []
-
-
-def test_another_recording_is_told(tree):
-    """As after a recording that was cut short has been fetched again."""
-    prepare(tree, complete=False)
-    with open(tree / "user24_led.aedat", "ab") as file:
-        file.write(bytes(28))
-    with pytest.raises(FormatError, match=r"user24_led\.aedat: not the recording that was prepared"):
-        load("test", tree)
-
-
-def test_the_manifest_counts_and_knows_checksums(tree):
-    prepare(tree, complete=False)
-    entry = json.loads((tree / "prepared" / "manifest.json").read_text())["entries"]["user24_led"]
-    assert entry["bytes"] == (tree / "user24_led.aedat").stat().st_size
-    for row, (label, start, end, count, digest) in enumerate(entry["gestures"]):
-        data = (tree / "prepared" / "user24_led" / f"{row:02d}.npy").read_bytes()
-        assert hashlib.sha256(data).hexdigest() == digest
-        assert (label, start, end) == tuple(read_labels(tree / "user24_led_labels.csv")[row])
-        assert len(np.load(tree / "prepared" / "user24_led" / f"{row:02d}.npy")) == count
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        '{"kind": "gen1", "version": 1, "entries": {}}',
-        '{"kind": "dvsgesture", "version": 2, "entries": {}}',
-        '{"kind": "dvsgesture", "version": 1, "entries": []}',
-    ],
-)
-def test_damaged_manifests(text, tree):
-    (tree / "prepared").mkdir()
-    (tree / "prepared" / "manifest.json").write_text(text)
-    with pytest.raises(FormatError, match="not a manifest of dvsgesture, version 1"):
-        load("test", tree)
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [1, {"bytes": 1}, {"bytes": 1, "labels": "", "gestures": [[11, 0, 1, 2, ""]]}, {"bytes": 1, "gestures": [[]]}],
-)
-def test_damaged_entries(entry, tree):
-    cache.write_manifest(tree / "prepared", "dvsgesture", 1, {"user24_led": entry})
-    with pytest.raises(FormatError, match="what the manifest has of user24_led is damaged"):
-        load("test", tree)
-
-
-def test_damaged_files_of_the_cache(tree):
-    prepare(tree, complete=False)
-    path = tree / "prepared" / "user24_fluorescent" / "00.npy"
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    (problem,) = check(tree, complete=False).problems
-    assert problem == f"{path}: damaged; remove it and run `parapos prepare dvsgesture` again"
-    for damage in (data[:200], b"", np.lib.format.magic(1, 0) + data[8:40], data.replace(b"<u4", b"<i4")):
-        path.write_bytes(damage)
-        with pytest.raises(FormatError, match=r"00.npy: expected \d+ rows of .*prepare the data again"):
-            load("test", tree)[0]
-
-
-def test_long_gestures_cannot_be_prepared(tree):
-    (tree / "user24_led_labels.csv").write_text(f"{COLUMNS}1,5,{5 + 2**32}\n")
-    with pytest.raises(FormatError, match=r"gesture 0 takes 4294967296 microseconds, expected less than 2\^32"):
-        prepare(tree, complete=False)
-
-
-def test_files_are_whole_or_absent(tmp_path):
-    path = tmp_path / "folder" / "file"
-    with cache.whole_file(path) as file:
-        file.write(b"old")
-        assert not path.exists()
-
-    def fail():
-        with cache.whole_file(path) as file:
-            file.write(b"new")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert path.read_bytes() == b"old"
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_truncated_recordings(tree):
-    path = tree / "user24_led.aedat"
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(FormatError, match=r"user24_led\.aedat: at byte .*truncated='keep' takes"):
-        load("test", tree)[12]
-    with pytest.warns(TruncatedWarning, match="kept the"):
-        assert load("test", tree, truncated="keep")[12]["length"] > 0
-    with pytest.raises(FormatError, match="truncated='keep'"):
-        prepare(tree, complete=False)
-    assert "truncated='keep'" in check(tree, complete=False).problems[0]
-    with pytest.warns(TruncatedWarning):
-        assert prepare(tree, complete=False, truncated="keep") == (1, 5)
 
 
 # The generated tree

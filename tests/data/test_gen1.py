@@ -1,8 +1,6 @@
-"""GEN1: which boxes count, which events belong to a sample, and what `prepare` finds in clips."""
+"""GEN1: which boxes count, and which events belong to a sample."""
 
-import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,48 +9,28 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from parapos.data import FormatError, gen1, gen1_scan
+from parapos.data import FormatError, gen1
 from parapos.data.batch import collate
 from parapos.data.events import Events, clean, concatenate
-from parapos.data.events_tree import make_gen1
 from parapos.data.gen1 import Augment, find_root, last_events, list_clips, usable
 from parapos.data.readers import TruncatedWarning, boxes, dat
 from parapos.data.sampling import Key
 from parapos.tokenizers.spiking_patches import reference
+
+from .event_trees import copy_of, made_of, rows, same, small_gen1
+from .event_trees import load_gen1 as load
 
 NO_CHANGE = Augment(flip=0.0, operations=("identity",))
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    root = tmp_path_factory.mktemp("gen1") / "tree"
-    make_gen1(root, seconds=1.0, rate=16_000)
-    return root
+    return small_gen1(tmp_path_factory.mktemp("gen1") / "tree")
 
 
 @pytest.fixture
 def tree(made, tmp_path):
-    """A copy that a test may break."""
-    return Path(shutil.copytree(made, tmp_path / "copy"))
-
-
-def load(split, root, **options):
-    return gen1.gen1(split, root=root, **{"threshold": 16, "complete": False, **options})
-
-
-def same(first, second):
-    assert first.keys() == second.keys()
-    return all(torch.equal(torch.as_tensor(first[key]), torch.as_tensor(second[key])) for key in first)
-
-
-def rows(events):
-    return list(zip(*(getattr(events, name).tolist() for name in ("t", "x", "y", "polarity")), strict=True))
-
-
-def made_of(*found, t=1000, kind=0):
-    """Boxes (x, y, w, h) or (x, y, w, h, class)."""
-    full = [(t, *box[:4], box[4] if len(box) > 4 else kind, i, 1.0) for i, box in enumerate(found)]
-    return np.array(full, boxes.BOX)
+    return copy_of(made, tmp_path)
 
 
 def corners(found):
@@ -328,88 +306,3 @@ def test_truncated_clips(tree):
         load("val", tree)[0]
     with pytest.warns(TruncatedWarning):
         assert load("val", tree, truncated="keep")[0]["length"] > 0
-
-
-# The scan
-
-
-@pytest.mark.parametrize("piece", [1, 977, 10**6])
-def test_scans_count(piece, made):
-    folder = made / "train"
-    name = list_clips(made, "train", complete=False)[0]
-    if piece == 1:
-        (folder := made / "few").mkdir(exist_ok=True)
-        shutil.copy(made / "train" / f"{name}_bbox.npy", folder)
-        events = dat.read(made / "train" / f"{name}_td.dat").select(slice(0, None, 50))
-        dat.write(folder / f"{name}_td.dat", events)
-    found = gen1_scan.scan(folder, name, train=True, piece=piece)
-    events = dat.read(folder / f"{name}_td.dat")
-    labels = usable(boxes.read(folder / f"{name}_bbox.npy"), train=True)
-    inside = (events.x < 304) & (events.y < 240)
-    assert (found.events, found.inside, found.backward) == (len(events), inside.sum(), 0)
-    assert found.samples == tuple(
-        (t, int((labels["t"] == t).sum()), int((inside & (events.t <= t)).sum()))
-        for t in sorted(set(labels["t"].tolist()))
-    )
-
-
-@pytest.mark.parametrize("piece", [3, 10**6])
-def test_scans_count_steps_back_in_time(piece, tmp_path):
-    times = np.array([5, 4, 6, 2, 3, 3, 1, 9])
-    dat.write(tmp_path / "a_td.dat", Events.of(times, *[np.zeros(8, int)] * 3))
-    boxes.write(tmp_path / "a_bbox.npy", made_of((0, 0, 50, 50), t=4))
-    found = gen1_scan.scan(tmp_path, "a", train=True, piece=piece)
-    assert (found.backward, found.samples) == (3, ((4, 1, 5),))
-
-
-def test_preparing_goes_on_where_it_was(tree, monkeypatch):
-    monkeypatch.setattr(gen1_scan, "SAVE_EVERY", 1)
-    scan, left = gen1_scan.scan, iter(range(2))
-
-    def killed(*args, **options):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return scan(*args, **options)
-
-    monkeypatch.setattr(gen1_scan, "scan", killed)
-    with pytest.raises(KeyboardInterrupt):
-        gen1_scan.prepare(tree, complete=False)
-    assert len(json.loads((tree / "prepared" / "manifest.json").read_text())["entries"]) == 2
-    monkeypatch.setattr(gen1_scan, "scan", scan)
-    assert gen1_scan.prepare(tree, complete=False) == (2, 2)
-    assert gen1_scan.prepare(tree, complete=False) == (0, 4)
-    path = next((tree / "val").glob("*_bbox.npy"))
-    boxes.write(path, boxes.read(path)[1:])
-    assert gen1_scan.prepare(tree, complete=False) == (1, 3)
-
-
-def test_the_manifest_knows_how_long_samples_are(tree):
-    gen1_scan.prepare(tree, complete=False)
-    found = load("train", tree, last=9000)
-    assert gen1_scan.windows(found, tree / "prepared") == [len(found.events(i)) for i in range(len(found))]
-    path = next((tree / "train").glob("*_bbox.npy"))
-    boxes.write(path, boxes.read(path)[:-9])
-    with pytest.raises(FormatError, match="is not as it was prepared; run `parapos prepare gen1` again"):
-        gen1_scan.windows(load("train", tree), tree / "prepared")
-
-
-def test_what_is_wrong_with_clips_is_told(tree):
-    first, second = (path for path in sorted((tree / "train").glob("*_td.dat")))
-    events = dat.read(first)
-    dat.write(first, events.select(np.arange(len(events))[::-1]))
-    dat.write(second, Events(events.t, events.x + np.uint16(300), events.y, events.polarity))
-    gen1_scan.prepare(tree, complete=False)
-    problems = gen1_scan.check(tree, complete=False).problems
-    assert problems[0].startswith(f"{first}: time goes back ")
-    assert problems[1] == f"{second}: most events are outside 304 x 240"
-    assert gen1_scan.check(tree, complete=False, prepared=False).problems == []
-    first.write_bytes(b"% Width x\n")
-    assert gen1_scan.check(tree, complete=False, prepared=False).problems[0].startswith(f"{first}: at byte 0: Width")
-
-
-def test_damaged_manifests(tree):
-    gen1_scan.prepare(tree, complete=False)
-    path = tree / "prepared" / "manifest.json"
-    path.write_text(path.read_text().replace('"backward"', '"forward"', 1))
-    with pytest.raises(FormatError, match=r"what the manifest has of test/.* is damaged"):
-        gen1_scan.load(tree / "prepared")
