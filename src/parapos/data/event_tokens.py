@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..tokenizers.spiking_patches import BUCKETS, Tokens, tokenize
+from ..tokenizers.spiking_patches import BUCKETS, Settings, Tokens, tokenize
 from .events import Events
 
 RAGGED = ("codes", "x", "y", "t")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenizing:
+class Tokenizing(Settings):
     """Spiking Patches with its settings. Making one checks them and compiles, so that workers need not."""
 
-    height: int
-    width: int
-    patch: int = 16
-    threshold: int = 256
-    refractory_us: int = 100_000
-
     def __post_init__(self) -> None:
+        super().__post_init__()
         self(Events.empty())
         codes = 2 * BUCKETS * self.patch**2
         if codes > 2**15:
@@ -33,17 +28,7 @@ class Tokenizing:
             )
 
     def __call__(self, events: Events) -> Tokens:
-        return tokenize(
-            events.t,
-            events.x,
-            events.y,
-            events.polarity,
-            height=self.height,
-            width=self.width,
-            patch=self.patch,
-            threshold=self.threshold,
-            refractory_us=self.refractory_us,
-        )
+        return tokenize(events.t, events.x, events.y, events.polarity, **asdict(self))
 
 
 def tensors(tokens: Tokens) -> dict[str, Any]:

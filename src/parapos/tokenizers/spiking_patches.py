@@ -27,6 +27,7 @@ import numpy.typing as npt
 __all__ = ["BUCKETS", "Tokenizer", "Tokens", "reference", "tokenize"]
 
 BUCKETS = 10
+MOST_SLOTS = 2**28  # events that all patches together may hold: 2.7 GB, and no index leaves int32
 LARGEST_TIME = 2**62 - 1  # so that differences and the end of a refractory period fit in int64
 FIELDS = {"t": np.int64, "x": np.uint16, "y": np.uint16, "polarity": np.uint8}
 Array = npt.NDArray[Any]
@@ -53,9 +54,9 @@ class Settings:
 
     height: int
     width: int
-    patch: int
-    threshold: int
-    refractory_us: int
+    patch: int = 16
+    threshold: int = 256
+    refractory_us: int = 100_000
 
     def __post_init__(self) -> None:
         largest_patch = int((2**16 / (2 * BUCKETS)) ** 0.5)  # codes are uint16
@@ -63,18 +64,21 @@ class Settings:
             "height": (1, 2**16),
             "width": (1, 2**16),
             "patch": (1, largest_patch),
-            "threshold": (1, 2**31 - 1),
+            "threshold": (1, MOST_SLOTS),
             "refractory_us": (0, LARGEST_TIME),
         }
         for name, (least, most) in limits.items():
             value = getattr(self, name)
-            try:
-                number = operator.index(value)
-            except TypeError:
-                raise ValueError(f"{name} must be a whole number, got {value!r}") from None
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise ValueError(f"{name} must be a whole number, got {value!r}")
+            number = operator.index(value)
             if not least <= number <= most:
                 raise ValueError(f"{name} must be from {least} to {most}, got {value!r}")
             object.__setattr__(self, name, number)
+        patches = self.rows * self.columns
+        if self.threshold * patches > MOST_SLOTS:
+            told = f"threshold {self.threshold} x {patches} patches, expected at most {MOST_SLOTS} in all"
+            raise ValueError(f"{told}: every patch has room for its events")
 
     @property
     def columns(self) -> int:
@@ -102,14 +106,14 @@ def tokenize(
 
     backend="numpy" needs no numba and is slower, above all where the threshold is small.
     """
+    options = dict(height=height, width=width, patch=patch, threshold=threshold, refractory_us=refractory_us)
     if backend == "numba":
-        tokenizer = Tokenizer(height=height, width=width, patch=patch, threshold=threshold, refractory_us=refractory_us)
-        return tokenizer.feed(t, x, y, polarity)
+        return Tokenizer(**options).feed(t, x, y, polarity)
     if backend != "numpy":
         raise ValueError(f"backend must be 'numba' or 'numpy', got {backend!r}")
     from . import spiking_patches_numpy
 
-    settings = Settings(height=height, width=width, patch=patch, threshold=threshold, refractory_us=refractory_us)
+    settings = Settings(**options)
     events = checked(settings, t, x, y, polarity)
     return Tokens(*spiking_patches_numpy.tokens(*events, settings), settings.patch)
 
@@ -117,12 +121,9 @@ def tokenize(
 class Tokenizer:
     """Tokens of a stream that comes in pieces. However it is cut, the tokens are those of the whole stream."""
 
-    def __init__(
-        self, *, height: int, width: int, patch: int = 16, threshold: int = 256, refractory_us: int = 100_000
-    ) -> None:
-        self.settings = Settings(
-            height=height, width=width, patch=patch, threshold=threshold, refractory_us=refractory_us
-        )
+    def __init__(self, **settings: int) -> None:
+        """settings: those of `tokenize`."""
+        self.settings = Settings(**settings)
         try:
             from . import spiking_patches_numba
         except ModuleNotFoundError as error:
@@ -146,21 +147,11 @@ class Tokenizer:
         self._state.reset()
 
 
-def reference(
-    t: npt.ArrayLike,
-    x: npt.ArrayLike,
-    y: npt.ArrayLike,
-    polarity: npt.ArrayLike,
-    *,
-    height: int,
-    width: int,
-    patch: int = 16,
-    threshold: int = 256,
-    refractory_us: int = 100_000,
-) -> Tokens:
-    """What `tokenize` computes, event by event in plain Python."""
-    settings = Settings(height=height, width=width, patch=patch, threshold=threshold, refractory_us=refractory_us)
-    events = zip(*(field.tolist() for field in checked(settings, t, x, y, polarity)), strict=True)
+def reference(t: npt.ArrayLike, x: npt.ArrayLike, y: npt.ArrayLike, polarity: npt.ArrayLike, **settings: int) -> Tokens:
+    """What `tokenize` computes with these settings, event by event in plain Python."""
+    chosen = Settings(**settings)
+    patch, threshold, refractory_us = chosen.patch, chosen.threshold, chosen.refractory_us
+    events = zip(*(field.tolist() for field in checked(chosen, t, x, y, polarity)), strict=True)
     collected: dict[tuple[int, int], list[tuple[int, int, int, int]]] = defaultdict(list)
     last_spike: dict[tuple[int, int], int] = {}
     tokens = []
@@ -213,18 +204,22 @@ def checked(
         elif array.dtype.kind not in "iub":
             raise ValueError(f"{name} must be of whole numbers, got {array.dtype}")
         elif name == "t":  # in order, so the ends are the extremes
+            _in_order(array, newest)
             _in_limits(array, limits[name], np.array([array[0], array[-1]]), name)
         else:
             _in_limits(array, limits[name], array, name)
         found[name] = np.ascontiguousarray(array, FIELDS[name])
-    times = found["t"]
-    if len(times) and newest is not None and times[0] < newest:
-        raise ValueError(f"t must not decrease, got {times[0]} after {newest} of the events fed before")
-    back = times[1:] < times[:-1]
+    return found["t"], found["x"], found["y"], found["polarity"]
+
+
+def _in_order(t: Array, newest: int | None) -> None:
+    """ValueError if times, of their own dtype, go back."""
+    if newest is not None and int(t[0]) < newest:
+        raise ValueError(f"t must not decrease, got {t[0]} after {newest} of the events fed before")
+    back = t[1:] < t[:-1]
     if back.any():
         i = int(back.argmax()) + 1
-        raise ValueError(f"t must not decrease, got {times[i]} at index {i} after {times[i - 1]}; sort the events")
-    return times, found["x"], found["y"], found["polarity"]
+        raise ValueError(f"t must not decrease, got {t[i]} at index {i} after {t[i - 1]}; sort the events")
 
 
 def _in_limits(array: Array, limits: tuple[int, int], extremes: Array, name: str) -> None:
