@@ -245,6 +245,20 @@ def test_no_tokens_at_all(name):
 
 
 @names
+def test_a_batch_of_nobody(name):
+    for pool in ("cls", "mean"):
+        net = small(name, pool=pool)
+        for longest in (0, 3):
+            inputs = {key: v[:0] for key, v in recording(3, longest=3).items()}
+            inputs = {key: v if key == "lengths" else v[:, :longest] for key, v in inputs.items()}
+            logits, grads = logits_and_gradients(net, inputs, torch.ones(0, 5))
+            assert logits.shape == (0, 5)
+            assert not any(grad.any() for grad in grads.values())
+            del inputs["lengths"]
+            assert net(**inputs).shape == (0, 5)
+
+
+@names
 def test_when_a_recording_starts_is_nothing_to_relative_encodings(name):
     """Without a class token at the origin, which is a place and a time of its own."""
     net, inputs = small(name, pool="mean").double(), recording(30, 12)

@@ -174,6 +174,12 @@ def test_a_clip_without_tubelets():
     assert torch.equal(net(videos, lengths), net(clips(1, 3, 4, 8, 8, seed=3), lengths))
 
 
+@names
+def test_a_batch_of_nobody(name):
+    net, videos = small(name), clips(0, 3, 4, 8, 8)
+    assert net(videos).shape == net(videos, torch.zeros(0, dtype=torch.long)).shape == (0, 5)
+
+
 def test_mean_pooling_counts_real_tokens_only():
     net, inputs = small(pool="mean"), padded(torch.float32)
     features = net.forward_features(**inputs)
