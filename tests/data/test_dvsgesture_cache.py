@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from parapos.data import FormatError, cache
+from parapos.data import FormatError, cache, dvsgesture
 from parapos.data.dvsgesture import check, prepare
 from parapos.data.readers import TruncatedWarning, aedat
 from parapos.data.readers.gesture_lists import read_labels
@@ -15,6 +15,7 @@ from parapos.data.sampling import Key
 from .event_trees import copy_of, same, small_gestures
 from .event_trees import load_gestures as load
 
+AGAIN = "run `parapos prepare dvsgesture` again"
 COLUMNS = "class,startTime_usec,endTime_usec\n"
 
 
@@ -107,23 +108,30 @@ def test_the_manifest_counts_and_knows_checksums(tree):
         "{",
         "[]",
         '{"kind": "gen1", "version": 1, "entries": {}}',
-        '{"kind": "dvsgesture", "version": 2, "entries": {}}',
-        '{"kind": "dvsgesture", "version": 1, "entries": []}',
+        '{"kind": "dvsgesture", "version": 1, "entries": {}}',
+        '{"kind": "dvsgesture", "version": 2, "entries": []}',
     ],
 )
 def test_damaged_manifests(text, tree):
     (tree / "prepared").mkdir()
     (tree / "prepared" / "manifest.json").write_text(text)
-    with pytest.raises(FormatError, match="not a manifest of dvsgesture, version 1"):
+    with pytest.raises(FormatError, match="not a manifest of dvsgesture, version 2"):
         load("test", tree)
 
 
 @pytest.mark.parametrize(
     "entry",
-    [1, {"bytes": 1}, {"bytes": 1, "labels": "", "gestures": [[11, 0, 1, 2, ""]]}, {"bytes": 1, "gestures": [[]]}],
+    [
+        1,
+        {"bytes": 1},
+        {"bytes": 1, "labels": "", "early": False, "gestures": [[11, 0, 1, 2, ""]]},
+        {"bytes": 1, "labels": "", "early": False, "gestures": [[]]},
+        {"bytes": 1, "labels": "", "early": False, "gestures": [[1, 0, 1, float("inf"), ""]]},
+        {"bytes": 1, "labels": "", "gestures": [[1, 0, 1, 2, ""]]},
+    ],
 )
 def test_damaged_entries(entry, tree):
-    cache.write_manifest(tree / "prepared", "dvsgesture", 1, {"user24_led": entry})
+    cache.write_manifest(tree / "prepared", "dvsgesture", dvsgesture.VERSION, {"user24_led": entry})
     with pytest.raises(FormatError, match="what the manifest has of user24_led is damaged"):
         load("test", tree)
 
@@ -137,8 +145,21 @@ def test_damaged_files_of_the_cache(tree):
     assert problem == f"{path}: damaged; remove it and run `parapos prepare dvsgesture` again"
     for damage in (data[:200], b"", np.lib.format.magic(1, 0) + data[8:40], data.replace(b"<u4", b"<i4")):
         path.write_bytes(damage)
-        with pytest.raises(FormatError, match=r"00.npy: expected \d+ rows of .*prepare the data again"):
+        with pytest.raises(FormatError, match=rf"00.npy: expected \d+ rows of .*; remove it and {AGAIN}"):
             load("test", tree)[0]
+    found = load("test", tree)
+    path.unlink()
+    with pytest.raises(FormatError, match=rf"00.npy: not there, expected \d+ rows of .*; {AGAIN}"):
+        found[0]
+    for field, value in (("x", 128), ("y", 200), ("polarity", 2), ("t", 2**32 - 1)):
+        path.write_bytes(data)
+        np.lib.format.open_memmap(path, "r+")[field][3] = value
+        with pytest.raises(FormatError, match=f"00.npy: not the events of a gesture; remove it and {AGAIN}"):
+            found[0]
+    path.write_bytes(data)
+    np.lib.format.open_memmap(path, "r+")["t"][:2] = (1, 0)
+    with pytest.raises(FormatError, match=r"00\.npy: not the events of a gesture"):
+        found[0]
 
 
 def test_long_gestures_cannot_be_prepared(tree):
@@ -176,3 +197,20 @@ def test_truncated_recordings(tree):
     assert "truncated='keep'" in check(tree, complete=False).problems[0]
     with pytest.warns(TruncatedWarning):
         assert prepare(tree, complete=False, truncated="keep") == (1, 5)
+
+
+def test_what_was_kept_of_a_truncated_recording_is_not_taken_for_a_whole_one(tree):
+    path = tree / "user24_led.aedat"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.warns(TruncatedWarning):
+        prepare(tree, complete=False, truncated="keep")
+    assert prepare(tree, complete=False, truncated="keep") == (0, 6)
+    assert load("test", tree, truncated="keep")[12]["length"] > 0
+    assert len(load("val", tree)) == 24  # whose recordings are whole
+    for there in (True, False):
+        with pytest.raises(FormatError, match=r"user24_led: prepared from a recording that ends early.*'keep' accepts"):
+            load("test", tree)
+        if there:
+            with pytest.raises(FormatError, match=r"user24_led\.aedat: at byte .*truncated='keep' takes"):
+                prepare(tree, complete=False)
+            path.unlink()

@@ -145,6 +145,43 @@ def test_chunks_give_the_same_windows(made):
             assert rows(last_events(file, time, count)) == rows(want) == brute(events, time, count)
 
 
+BACK = "time goes back from {} to {} at event {}, expected never"
+
+
+def test_windows_that_go_back_in_time_are_told(tmp_path):
+    path = tmp_path / "a_td.dat"
+    dat.write(path, Events.of([0, 5, 4, 6, 7, 8], *np.zeros((3, 6), int)))
+    file = dat.DatFile(path)
+    with pytest.raises(FormatError, match=f"a_td.dat: at byte {file.start + 16}: {BACK.format(5, 4, 2)}"):
+        last_events(file, 9)
+    assert last_events(file, 9, 4).t.tolist() == [4, 6, 7, 8]
+
+
+def test_clips_that_go_back_in_time_are_told(tree):
+    """A clock that starts again: every window is in order, and most of them are wrong."""
+    path = next((tree / "val").glob("*_td.dat"))
+    events = dat.read(path)
+    dat.write(path, concatenate([events, events]), width=304, height=240)
+    at, told = len(events), BACK.format(events.t[-1], events.t[0], len(events))
+    found = load("val", tree, last=10)
+    for _ in range(2):
+        with pytest.raises(FormatError, match=f"{path}: at byte {dat.DatFile(path).start + 8 * at}: {told}"):
+            found[0]
+
+
+def test_a_clip_is_looked_through_once(tree, monkeypatch):
+    found, seen, check = load("train", tree), [], dat.DatFile.check_order
+
+    def counted(file, *part):
+        seen.append(file.path if not part else None)
+        check(file, *part)
+
+    monkeypatch.setattr(dat.DatFile, "check_order", counted)
+    for index in (0, 1, 4, 5, 1):
+        found[index]
+    assert len([path for path in seen if path]) == len({path for path in seen if path}) == 2
+
+
 # Samples
 
 

@@ -1,6 +1,7 @@
 """What `prepare` finds in the clips of GEN1, and what it keeps of them."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from parapos.data import FormatError, gen1_scan
 from parapos.data.events import Events
 from parapos.data.gen1 import list_clips, usable
-from parapos.data.readers import boxes, dat
+from parapos.data.readers import TruncatedWarning, boxes, dat
 
 from .event_trees import copy_of, made_of, small_gen1
 from .event_trees import load_gen1 as load
@@ -102,6 +103,23 @@ def test_what_is_wrong_with_clips_is_told(tree):
 def test_damaged_manifests(tree):
     gen1_scan.prepare(tree, complete=False)
     path = tree / "prepared" / "manifest.json"
-    path.write_text(path.read_text().replace('"backward"', '"forward"', 1))
+    text = path.read_text()
+    path.write_text(re.sub(r'"events": \d+', '"events": Infinity', text, count=1))
     with pytest.raises(FormatError, match=r"what the manifest has of test/.* is damaged"):
         gen1_scan.load(tree / "prepared")
+    path.write_text(text.replace('"backward"', '"forward"', 1))
+    with pytest.raises(FormatError, match=r"what the manifest has of test/.* is damaged"):
+        gen1_scan.load(tree / "prepared")
+
+
+def test_what_was_kept_of_a_truncated_clip_is_not_taken_for_a_whole_one(tree):
+    path = next((tree / "val").glob("*_td.dat"))
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.warns(TruncatedWarning):
+        assert gen1_scan.prepare(tree, complete=False, truncated="keep") == (4, 0)
+    assert gen1_scan.prepare(tree, complete=False, truncated="keep") == (0, 4)
+    assert len(gen1_scan.windows(load("val", tree, truncated="keep"), tree / "prepared")) == 4
+    with pytest.raises(FormatError, match=r"prepared from a recording that ends early.*'keep' accepts"):
+        gen1_scan.windows(load("val", tree), tree / "prepared")
+    with pytest.raises(FormatError, match="truncated='keep' takes"):
+        gen1_scan.prepare(tree, complete=False)

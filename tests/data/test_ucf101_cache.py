@@ -111,9 +111,8 @@ def test_bad_clips_do_not_stop_the_others(tree):
 )
 def test_other_arrays_are_refused(array, tmp_path):
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
-    with pytest.raises(
-        FormatError, match=r"a\.npy: expected uint8 frames \(2K, 3, H, W\), got .*; prepare the data again"
-    ):
+    told = r"a\.npy: expected uint8 frames \(2K, 3, H, W\), got .*; remove it and run `parapos prepare ucf101` again"
+    with pytest.raises(FormatError, match=told):
         load_frames(tmp_path / "a.npy")
 
 
@@ -122,6 +121,22 @@ def test_other_files_are_refused(content, tmp_path):
     (tmp_path / "a.npy").write_bytes(content)
     with pytest.raises(FormatError, match=r"a\.npy: expected uint8 frames"):
         load_frames(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("corrupt", ["error", "skip"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_errors_of_prepared_frames_are_never_skipped(split, corrupt, tree):
+    """A video that cannot be read may be; what was prepared could be."""
+    prepare(tree)
+    dataset = ucf101(split, root=tree, corrupt=corrupt, **SMALL)
+    path = frames_path(tree / "prepared", dataset.files[0])
+    path.write_bytes(b"short")
+    with pytest.raises(FormatError, match=r"avi\.npy: expected uint8 frames"):
+        dataset[0]
+    path.unlink()
+    with pytest.raises(FormatError, match=r"avi\.npy: not there, .*; run `parapos prepare ucf101` again"):
+        dataset[0]
+    assert not dataset.skipped.any()
 
 
 def test_mutated_frames_give_frames_or_a_format_error(tmp_path):
@@ -176,7 +191,7 @@ def test_check_tells_what_is_missing_and_wrong(tree):
     path.write_bytes(content)
     found = check(tree, complete=False)
     assert rows(found)["of them damaged"] == ("1", "0")
-    assert found.problems == [f"{path}: not what was written; remove it"]
+    assert found.problems == [f"{path}: not what was written; remove it and run `parapos prepare ucf101` again"]
     test.path(1).unlink()
     test.path(0).write_bytes(b"broken")
     (tree / "UCF-101" / "SquareLeft" / "v_SquareLeft_g30_c01.avi").touch()

@@ -20,7 +20,8 @@ import numpy as np
 
 from . import FormatError
 
-MANIFEST = "manifest.json"
+FOLDER, MANIFEST = "prepared", "manifest.json"
+Array = np.ndarray[Any, Any]
 Progress = Callable[[Sequence[int], str], Iterable[int]]
 
 
@@ -42,6 +43,11 @@ class Check:
             self.problems.append(f"{what.strip()}: found {found:,}, expected {expected:,}")
 
 
+def cache_folder(root: str | Path, cache: str | Path | None = None) -> Path:
+    """Where prepared data of a root is: in this folder, or else in one of the root."""
+    return Path(cache) if cache else Path(root) / FOLDER
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes its name when all of it is on disk; a failure leaves what was there before."""
@@ -57,26 +63,28 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
-def save_array(path: Path, array: np.ndarray[Any, Any]) -> str:
+def save_array(path: Path, array: Array) -> str:
     """Writes a .npy file; its SHA-256."""
     with whole_file(path) as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
     return sha256(path)
 
 
-def map_array(path: Path, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
-    """A .npy file with one dimension, memory-mapped; it must have this dtype and this many rows."""
+def map_array(path: Path, expected: str, is_good: Callable[[Array], bool], again: str) -> Array:
+    """A .npy file, memory-mapped. FormatError with what was expected, and how to get it `again`, if it is not there or
+    not good, of which dtype and shape alone are looked at."""
     try:
         array = np.lib.format.open_memmap(path, mode="r")  # which believes no shape that the file is too small for
-        good = array.dtype == dtype and array.shape == (count,)
+        if is_good(array):
+            return array
         told = f"{array.dtype} {array.shape}"
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(f"{path}: not there, expected {expected}; {again}") from None
     except OSError:
         raise
     except Exception as error:  # NumPy reads the header as Python, and raises what that raises
-        good, told = False, f"{type(error).__name__}: {error}"
-    if not good:
-        raise FormatError(f"{path}: expected {count} rows of {dtype}, got {told[:200]}; prepare the data again")
-    return array
+        told = f"{type(error).__name__}: {error}"
+    raise FormatError(f"{path}: expected {expected}, got {told[:200]}; remove it and {again}")
 
 
 def sha256(path: Path) -> str:

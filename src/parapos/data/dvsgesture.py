@@ -18,10 +18,21 @@ import numpy as np
 from . import FormatError
 from .augment.events import MIRRORED, tokenize_augmented
 from .augment.events import EventAugment as Augment
-from .cache import Check, Progress, map_array, no_progress, read_manifest, save_array, sha256, write_manifest
+from .cache import (
+    Array,
+    Check,
+    Progress,
+    cache_folder,
+    map_array,
+    no_progress,
+    read_manifest,
+    save_array,
+    sha256,
+    write_manifest,
+)
 from .event_tokens import RAGGED, Tokenizing, tensors
 from .events import Events, clean
-from .readers import aedat
+from .readers import aedat, told_if_early
 from .readers.gesture_lists import CLASSES, Row, read_labels, read_trials, user_of
 from .sampling import Key, sample_seed
 
@@ -30,8 +41,7 @@ VALIDATION = (21, 22, 23)  # users
 SPLITS = ("train", "val", "test")
 LISTED = {"train": 98, "test": 24}  # recordings of the official lists
 TEST = 288  # gestures
-CACHE = "prepared"
-KIND, VERSION = "dvsgesture", 1
+KIND, VERSION = "dvsgesture", 2
 EVENT = np.dtype([("t", "<u4"), ("x", "u1"), ("y", "u1"), ("polarity", "u1")], align=True)  # 8 bytes
 AGAIN = "run `parapos prepare dvsgesture` again"
 
@@ -76,9 +86,11 @@ def cut(events: Events, gesture: Row) -> Events:
     return clean(Events(part.t - gesture.start, part.x, part.y, part.polarity), SIDE, SIDE)
 
 
-def list_samples(root: Path, cache: Path, names: Sequence[str], *, complete: bool = True) -> list[Sample]:
+def list_samples(
+    root: Path, cache: Path, names: Sequence[str], *, truncated: str = "error", complete: bool = True
+) -> list[Sample]:
     """The gestures of recordings, prepared or not. complete=False leaves out recordings of which there is neither."""
-    entries = {name: Entry.of(cache, name, value) for name, value in read_manifest(cache, KIND, VERSION).items()}
+    entries = load(cache)
     samples: list[Sample] = []
     for name in names:
         labels = root / f"{name}_labels.csv"
@@ -88,6 +100,9 @@ def list_samples(root: Path, cache: Path, names: Sequence[str], *, complete: boo
             recording = root / f"{name}.aedat"
             if recording.is_file() and recording.stat().st_size != entries[name].bytes:
                 raise FormatError(f"{recording}: not the recording that was prepared; {AGAIN}")
+            if entries[name].early and truncated == "error":
+                told = "prepared from a recording that ends early, expected a whole one"
+                raise FormatError(f"{cache / name}: {told}; truncated='keep' accepts this")
             samples += [Sample(name, i, row, n) for i, (row, n, _) in enumerate(entries[name].gestures)]
         elif labels.is_file() and (root / f"{name}.aedat").is_file():
             samples += [Sample(name, i, row, None) for i, row in enumerate(read_labels(labels))]
@@ -127,8 +142,7 @@ class Gestures:
         sample = self.samples[index]
         if sample.events is None:
             return cut(aedat.read(self.root / f"{sample.recording}.aedat", truncated=self.truncated), sample.gesture)
-        found = map_array(_path(self.cache, sample.recording, sample.row), EVENT, sample.events)
-        return Events.of(found["t"], found["x"], found["y"], found["polarity"])
+        return load_gesture(_path(self.cache, sample.recording, sample.row), sample.gesture, sample.events)
 
     def __getitem__(self, key: int | Key) -> dict[str, Any]:
         index, epoch = key if isinstance(key, Key) else (key, 0)
@@ -165,8 +179,8 @@ def dvsgesture(
     there.
     """
     folder = find_root(root)
-    cache = Path(cache) if cache else folder / CACHE
-    samples = list_samples(folder, cache, list_recordings(folder, split, complete=complete), complete=complete)
+    cache, names = cache_folder(folder, cache), list_recordings(folder, split, complete=complete)
+    samples = list_samples(folder, cache, names, truncated=truncated, complete=complete)
     return Gestures(
         folder,
         cache,
@@ -183,10 +197,11 @@ def dvsgesture(
 
 @dataclass(frozen=True)
 class Entry:
-    """A prepared recording: the size of its AEDAT file, the SHA-256 of its labels, and each gesture with the number of
-    its events and the SHA-256 of its file."""
+    """A prepared recording: the size of its AEDAT file, and whether that ends too early; the SHA-256 of its labels, and
+    each gesture with the number of its events and the SHA-256 of its file."""
 
     bytes: int
+    early: bool
     labels: str
     gestures: tuple[tuple[Row, int, str], ...]
 
@@ -196,27 +211,48 @@ class Entry:
         try:
             gestures = [(Row(int(a), int(b), int(c)), int(n), str(digest)) for a, b, c, n, digest in value["gestures"]]
             if all(0 <= row.label < CLASSES and n >= 0 for row, n, _ in gestures):
-                return cls(int(value["bytes"]), str(value["labels"]), tuple(gestures))
-        except (KeyError, TypeError, ValueError):
+                return cls(int(value["bytes"]), bool(value["early"]), str(value["labels"]), tuple(gestures))
+        except (KeyError, TypeError, ValueError, OverflowError):
             pass
         raise FormatError(f"{cache}: what the manifest has of {name} is damaged; remove the manifest and {AGAIN}")
 
     def told(self) -> dict[str, Any]:
         gestures = [[*row, count, digest] for row, count, digest in self.gestures]
-        return {"bytes": self.bytes, "labels": self.labels, "gestures": gestures}
+        return {"bytes": self.bytes, "early": self.early, "labels": self.labels, "gestures": gestures}
 
     def is_whole(self, cache: Path, name: str) -> bool:
         """Whether all files are there with their rows; says nothing of what the rows hold."""
         try:
             for i, (_, count, _) in enumerate(self.gestures):
-                map_array(_path(cache, name, i), EVENT, count)
+                _map(_path(cache, name, i), count)
         except (FormatError, OSError):
             return False
         return True
 
 
+def load(cache: Path) -> dict[str, Entry]:
+    """What was prepared, by recording; nothing if there is no manifest."""
+    return {name: Entry.of(cache, name, value) for name, value in read_manifest(cache, KIND, VERSION).items()}
+
+
 def _path(cache: Path, recording: str, row: int) -> Path:
     return cache / recording / f"{row:02d}.npy"
+
+
+def _map(path: Path, count: int) -> Array:
+    return map_array(
+        path, f"{count} rows of {EVENT}", lambda found: (found.dtype, found.shape) == (EVENT, (count,)), AGAIN
+    )
+
+
+def load_gesture(path: Path, gesture: Row, count: int) -> Events:
+    """A prepared gesture of so many events."""
+    found = _map(path, count)
+    events = Events.of(found["t"], found["x"], found["y"], found["polarity"])
+    good = (events.x < SIDE) & (events.y < SIDE) & (events.polarity < 2) & (events.t <= gesture.end - gesture.start)
+    if not good.all() or (events.t[1:] < events.t[:-1]).any():
+        raise FormatError(f"{path}: not the events of a gesture; remove it and {AGAIN}")
+    return events
 
 
 def prepare(
@@ -229,9 +265,9 @@ def prepare(
 ) -> tuple[int, int]:
     """Cuts all recordings into gestures. Recordings that are done are left as they are. (done now, done before)."""
     folder = find_root(root)
-    cache = Path(cache) if cache else folder / CACHE
+    cache = cache_folder(folder, cache)
     names = [name for split in SPLITS for name in list_recordings(folder, split, complete=complete)]
-    entries = {name: Entry.of(cache, name, value) for name, value in read_manifest(cache, KIND, VERSION).items()}
+    entries = load(cache)
     now = before = 0
     for i in progress(range(len(names)), "recordings"):
         name = names[i]
@@ -239,14 +275,19 @@ def prepare(
         if not complete and not (source.is_file() and labels.is_file()):
             continue
         size, digest, old = source.stat().st_size, sha256(labels), entries.get(name)
-        if old and (old.bytes, old.labels) == (size, digest) and old.is_whole(cache, name):
+        same = old and (old.bytes, old.labels) == (size, digest) and not (old.early and truncated == "error")
+        if old and same and old.is_whole(cache, name):
             before += 1
             continue
-        gestures = _write_gestures(cache, name, labels, aedat.read(source, truncated=truncated))
-        entries[name] = Entry(size, digest, tuple(gestures))
+        events, early = _read(source, truncated)
+        entries[name] = Entry(size, early, digest, tuple(_write_gestures(cache, name, labels, events)))
         write_manifest(cache, KIND, VERSION, {name: entry.told() for name, entry in entries.items()})
         now += 1
     return now, before
+
+
+def _read(recording: Path, truncated: str) -> tuple[Events, bool]:
+    return told_if_early(lambda how: aedat.read(recording, truncated=how), truncated)
 
 
 def _write_gestures(cache: Path, name: str, labels: Path, events: Events) -> list[tuple[Row, int, str]]:
@@ -277,7 +318,7 @@ def check(
     if `prepared`, the files that `prepare` wrote with their checksums."""
     found = Check()
     folder = find_root(root)
-    cache = Path(cache) if cache else folder / CACHE
+    cache = cache_folder(folder, cache)
     for part, total in LISTED.items():
         count = len(read_trials(folder / f"trials_to_{part}.txt"))
         found.count(f"recordings in trials_to_{part}.txt", count, total if complete else None)
@@ -307,7 +348,7 @@ def _is_there(folder: Path, name: str, problems: list[str]) -> bool:
 
 def _check_cache(cache: Path, progress: Progress, found: Check) -> None:
     try:
-        entries = {name: Entry.of(cache, name, value) for name, value in read_manifest(cache, KIND, VERSION).items()}
+        entries = load(cache)
     except FormatError as error:
         found.problems.append(str(error))
         return

@@ -109,13 +109,15 @@ def _edges(start: Array, size: Array) -> tuple[Array, Array]:
 def last_events(file: DatFile, time: int, count: int = LAST, *, unique: bool = False) -> Events:
     """The last `count` events in the frame that are not later than a time; fewer if there are no more.
 
-    unique: of events that are alike in everything, the first alone counts.
+    unique: of events that are alike in everything, the first alone counts. FormatError if time goes back in what is
+    read; elsewhere it would lead the search astray, for which there is `DatFile.check_order`.
     """
     stop, span = file.find(time, "right"), count
     while True:
         start = max(0, stop - span)
         if unique and start:
             start = file.find(file.time(start))  # so that no event is parted from its likes
+        file.check_order(start, stop)
         found = clean(file.slice(start, stop), WIDTH, HEIGHT)
         if unique:
             found = found.select(_first_of_their_kind(found))
@@ -143,6 +145,8 @@ class Clips:
 
     t: age in microseconds, int64 (L,). boxes: centre, width and height as shares of the frame, float32 (M, 4), with
     classes int64 (M,) as `labels` and M as `objects`. time: microseconds from the start of the clip.
+
+    A clip is read through once, by whichever worker needs it first: its times must not go back.
     """
 
     classes = len(CLASSES)
@@ -179,14 +183,18 @@ class Clips:
             raise FormatError(f"{folder}: no boxes, expected clips with labels")
         self.boxes, self.clips, self.times = (np.concatenate(parts) for parts in (kept, clips, times))
         self.bounds = np.append(np.concatenate(starts), total)
+        self.in_order = torch.zeros(len(self.names), dtype=torch.bool).share_memory_()
 
     def __len__(self) -> int:
         return len(self.times)
 
     def events(self, index: int) -> Events:
         """The events of a sample as they were recorded."""
-        path = self.folder / f"{self.names[self.clips[index]]}{EVENTS}"
-        file = open_clip(path, truncated=self.truncated)
+        clip = self.clips[index]
+        file = open_clip(self.folder / f"{self.names[clip]}{EVENTS}", truncated=self.truncated)
+        if not self.in_order[clip]:
+            file.check_order()
+            self.in_order[clip] = True
         return last_events(file, int(self.times[index]), self.last, unique=self.unique)
 
     def objects(self, index: int) -> Array:

@@ -13,23 +13,24 @@ from typing import Any
 import numpy as np
 
 from . import FormatError
-from .cache import Check, Progress, no_progress, read_manifest, sha256, write_manifest
+from .cache import Check, Progress, cache_folder, no_progress, read_manifest, sha256, write_manifest
 from .gen1 import BOXES, CLIPS, EVENTS, HEIGHT, LAST, WIDTH, Clips, find_root, list_clips, open_clip, usable
 from .readers import boxes as box_files
+from .readers import told_if_early
 
-CACHE = "prepared"
-KIND, VERSION = "gen1", 1
+KIND, VERSION = "gen1", 2
 PIECE = 4_000_000  # events at a time: about 200 MB
 SAVE_EVERY = 10  # clips; the manifest of all is some megabytes
 
 
 @dataclass(frozen=True)
 class Scan:
-    """A clip: size of its DAT file, SHA-256 of its labels, events, those in the frame, those that are earlier than the
-    one before, boxes; and of each sample the time, the number of boxes, and the number of events in the frame up to it.
-    """
+    """A clip: size of its DAT file, and whether that ends too early; SHA-256 of its labels, events, those in the frame,
+    those that are earlier than the one before, boxes; and of each sample the time, the number of boxes, and the number
+    of events in the frame up to it."""
 
     bytes: int
+    early: bool
     labels: str
     events: int
     inside: int
@@ -43,8 +44,8 @@ class Scan:
         try:
             numbers = {key: int(value[key]) for key in ("bytes", "events", "inside", "backward", "boxes")}
             samples = tuple((int(a), int(b), int(c)) for a, b, c in value["samples"])
-            return cls(**numbers, labels=str(value["labels"]), samples=samples)
-        except (KeyError, TypeError, ValueError):
+            return cls(**numbers, early=bool(value["early"]), labels=str(value["labels"]), samples=samples)
+        except (KeyError, TypeError, ValueError, OverflowError):
             told = "is damaged; remove the manifest and run `parapos prepare gen1` again"
             raise FormatError(f"{cache}: what the manifest has of {name} {told}") from None
 
@@ -54,7 +55,7 @@ def scan(folder: Path, name: str, *, train: bool, truncated: str = "error", piec
     path, labels = folder / f"{name}{EVENTS}", folder / f"{name}{BOXES}"
     found = box_files.read(labels)
     times, boxes = np.unique(usable(found, train=train, name=str(labels))["t"], return_counts=True)
-    file = open_clip(path, truncated=truncated)
+    file, early = told_if_early(lambda how: open_clip(path, truncated=how), truncated)
     before = np.zeros(len(times), np.int64)
     inside = backward = newest = 0
     for start in range(0, len(file), piece):
@@ -66,7 +67,7 @@ def scan(folder: Path, name: str, *, train: bool, truncated: str = "error", piec
         inside += int(good.sum())
     samples = tuple(zip(times.tolist(), boxes.tolist(), before.tolist(), strict=True))
     size = path.stat().st_size
-    return Scan(size, sha256(labels), len(file), inside, backward, len(found), samples)
+    return Scan(size, early, sha256(labels), len(file), inside, backward, len(found), samples)
 
 
 def prepare(
@@ -79,7 +80,7 @@ def prepare(
 ) -> tuple[int, int]:
     """Scans all clips of all splits. Clips that are done are left as they are. (done now, done before)."""
     folder = find_root(root)
-    cache = Path(cache) if cache else folder / CACHE
+    cache = cache_folder(folder, cache)
     entries = load(cache)
     now = before = 0
     for split in CLIPS:
@@ -89,7 +90,7 @@ def prepare(
         for i in progress(range(len(names)), f"{split} clips"):
             key, old = f"{split}/{names[i]}", entries.get(f"{split}/{names[i]}")
             size, labels = (folder / f"{key}{EVENTS}").stat().st_size, sha256(folder / f"{key}{BOXES}")
-            if old and (old.bytes, old.labels) == (size, labels):
+            if old and (old.bytes, old.labels) == (size, labels) and not (old.early and truncated == "error"):
                 before += 1
                 continue
             entries[key] = scan(folder / split, names[i], train=split == "train", truncated=truncated)
@@ -116,6 +117,9 @@ def windows(dataset: Clips, cache: str | Path) -> list[int]:
         entry = entries.get(f"{dataset.folder.name}/{name}")
         if entry is None or [time for time, _, _ in entry.samples] != dataset.times[dataset.clips == i].tolist():
             raise FormatError(f"{cache}: {name} is not as it was prepared; run `parapos prepare gen1` again")
+        if entry.early and dataset.truncated == "error":
+            told = f"{name} was prepared from a recording that ends early, expected a whole one"
+            raise FormatError(f"{cache}: {told}; truncated='keep' accepts this")
         found += [min(events, dataset.last) for _, _, events in entry.samples]
     return found
 
@@ -133,7 +137,7 @@ def check(
     to be when they were scanned."""
     found = Check()
     folder = find_root(root)
-    cache = Path(cache) if cache else folder / CACHE
+    cache = cache_folder(folder, cache)
     scanned = load(cache) if prepared else None
     for split, total in CLIPS.items():
         if not (folder / split).is_dir():

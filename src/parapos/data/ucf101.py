@@ -15,11 +15,12 @@ from torch import Tensor
 from . import FormatError
 from .augment.video import VideoAugment as Augment
 from .augment.video import vary
+from .cache import cache_folder
 from .clips import SCALES, TUBELET, TUBELETS, read_clip, resize, scale_pixels
 from .images import MAX_IN_A_ROW, Strings
 from .readers.ucf101_lists import CLASSES, COUNTS, SPLITS, VIDEOS, Clip, find_clips, read_fold
 from .sampling import Key, sample_seed
-from .ucf101_cache import cache_folder, frames_path, is_prepared, load_frames
+from .ucf101_cache import frames_path, is_prepared, load_frames
 
 HEIGHT, WIDTH = 240, 320
 
@@ -33,7 +34,8 @@ class Videos:
 
     corrupt: "error" raises the FormatError of a clip without a readable frame. "skip" notes it in `skipped`, which is
     shared by all workers; training then takes the next readable clip in its place, and an evaluation, which counts
-    every clip once, gets zeros with K = 0 and "readable" False, to count as wrong whatever the answer is.
+    every clip once, gets zeros with K = 0 and "readable" False, to count as wrong whatever the answer is. What is
+    wrong with prepared frames is always an error.
 
     prepared: of each clip, whether its frames are in the folder `cache`.
     """
@@ -89,7 +91,7 @@ class Videos:
             try:
                 return self._sample(index, self.frames(index), epoch)
             except FormatError:
-                if self.corrupt == "error":
+                if self.corrupt == "error" or self.prepared[index]:  # what was prepared could be read
                     raise
                 self.skipped[index] = True
                 if self.transform is None:

@@ -18,17 +18,25 @@ import torch
 from torch import Tensor
 
 from . import FormatError
-from .cache import Check, Progress, no_progress, read_manifest, save_array, sha256, write_manifest
+from .cache import (
+    Array,
+    Check,
+    Progress,
+    cache_folder,
+    map_array,
+    no_progress,
+    read_manifest,
+    save_array,
+    sha256,
+    write_manifest,
+)
 from .clips import TUBELET, TUBELETS, read_clip
 from .readers.ucf101_lists import CLASSES, CLIPS, COUNTS, FOLDS, SPLITS, VIDEOS, Clip, find_clips, read_fold
 
 KIND, VERSION = "ucf101", 1
 SAVE_EVERY = 200  # clips, then the manifest is written
 SHOWN = 3  # names in a message
-
-
-def cache_folder(root: str | Path, cache: str | Path | None = None) -> Path:
-    return Path(cache) if cache else Path(root) / "prepared"
+AGAIN = "run `parapos prepare ucf101` again"
 
 
 def frames_path(cache: Path, file: str) -> Path:
@@ -38,18 +46,12 @@ def frames_path(cache: Path, file: str) -> Path:
 
 def load_frames(path: Path) -> Tensor:
     """Prepared frames, uint8 (2K, 3, H, W) with K from 1 to 5."""
-    try:
-        frames = np.lib.format.open_memmap(path, mode="r")  # which believes no shape that the file is too small for
-        good = frames.dtype == np.uint8 and frames.ndim == 4 and frames.shape[1] == 3 and frames.size > 0
-        good = good and len(frames) <= TUBELET * TUBELETS and len(frames) % TUBELET == 0
-        told = f"{frames.dtype} {frames.shape}"
-    except OSError:
-        raise
-    except Exception as error:  # NumPy reads the header as Python, and raises what that raises
-        good, told = False, f"{type(error).__name__}: {error}"
-    if not good:
-        raise FormatError(f"{path}: expected uint8 frames (2K, 3, H, W), got {told[:200]}; prepare the data again")
-    return torch.from_numpy(np.array(frames))
+    return torch.from_numpy(np.array(map_array(path, "uint8 frames (2K, 3, H, W)", _are_frames, AGAIN)))
+
+
+def _are_frames(found: Array) -> bool:
+    good = found.dtype == np.uint8 and found.ndim == 4 and found.shape[1] == 3 and found.size > 0
+    return bool(good) and len(found) <= TUBELET * TUBELETS and len(found) % TUBELET == 0
 
 
 def is_prepared(root: str | Path, cache: Path, files: Sequence[str]) -> list[bool]:
@@ -187,4 +189,6 @@ def _check_cache(
             if sha256(frames_path(cache, current[i])) != entries[current[i]].get("sha256")
         ]
         result.rows.append(("  of them damaged", f"{len(damaged):,}", "0"))
-        result.problems += [f"{frames_path(cache, file)}: not what was written; remove it" for file in damaged]
+        result.problems += [
+            f"{frames_path(cache, file)}: not what was written; remove it and {AGAIN}" for file in damaged
+        ]

@@ -62,8 +62,19 @@ def test_a_file_without_text_begins_with_events(put):
     file = dat.DatFile(put(BODY))
     assert (len(file), file.width, file.height) == (4, None, None)
     assert rows(file.slice(0, 4)) == EVENTS
-    assert len(dat.read(put(b""))) == 0
     assert len(dat.read(put(HEAD + b"\x0c\x08"))) == 0
+
+
+def test_an_empty_file_is_no_recording(put, tmp_path):
+    """A file without text would have no byte without events; but so has one that was never written."""
+    for truncated in ("error", "keep"):
+        with pytest.raises(FormatError, match=r"file\.dat: at byte 0: an empty file, expected text or events"):
+            dat.DatFile(put(b""), truncated=truncated)
+    with pytest.raises(ValueError, match="a file without text needs events"):
+        dat.write(tmp_path / "a.dat", Events.empty(), text=False)
+    with pytest.raises(ValueError, match=r"looks like text"):
+        dat.write(tmp_path / "a.dat", Events.of([0x2025], [0], [0], [0]), text=False)
+    assert not (tmp_path / "a.dat").exists()
 
 
 def test_slices_are_checked(put):

@@ -29,7 +29,7 @@ def test_lists_have_their_traps(tmp_path):
         (b"../user01_led.aedat\n", "line 1: expected a name"),
         (b"user01_../led.aedat\n", "line 1: expected a name"),
         (b"user01_led.aedat\n\nuser01_led.aedat", "line 3: user01_led.aedat is here twice"),
-        (b"user01_led.aedat\n\xff\xfe", "at byte 17: not text in UTF-8"),
+        (b"user01_led.aedat\n\xff\xfe", "line 2: not text in UTF-8"),
         (b"\n" * (1024**2 + 1), "more than 1048576 bytes"),
     ],
 )

@@ -5,13 +5,21 @@ A reader believes no count in a file before it has seen the bytes: what it alloc
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from .. import FormatError
 from ..events import Events
 
 TRUNCATED = ("error", "keep")
+T = TypeVar("T")
+
+
+class TruncatedError(FormatError):
+    """A file ends too early."""
 
 
 class TruncatedWarning(UserWarning):
@@ -40,5 +48,37 @@ def check_bits(events: Events, **bits: int) -> None:
 def ends_early(path: str | Path, byte: int, told: str, kept: int, truncated: str) -> None:
     """Raises, or warns with the number of events that are kept, as `truncated` says."""
     if truncated == "error":
-        raise wrong(path, byte, f"{told}; truncated='keep' takes the {kept} events before")
+        raise TruncatedError(f"{path}: at byte {byte}: {told}; truncated='keep' takes the {kept} events before")
     warnings.warn(f"{path}: at byte {byte}: {told}; kept the {kept} events before", TruncatedWarning, stacklevel=4)
+
+
+def told_if_early(read: Callable[[str], T], truncated: str) -> tuple[T, bool]:
+    """What `read` gives, called with "error" or with "keep", and whether the file ends too early."""
+    try:
+        return read("error"), False
+    except TruncatedError:
+        if truncated == "error":
+            raise
+        return read(truncated), True
+
+
+def read_lines(path: str | Path, most: int) -> list[tuple[int, str]]:
+    """Numbers from 1 and contents of the lines of a list that are not blank; it may have `most` bytes.
+
+    A byte order mark and carriage returns are passed over.
+    """
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise FormatError(f"{path}: more than {most} bytes, expected a short list")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise wrong_line(path, data.count(b"\n", 0, error.start) + 1, "not text in UTF-8") from None
+    lines = enumerate(re.split(r"\r\n|\r|\n", text), 1)
+    return [(number, line.strip()) for number, line in lines if line.strip()]
+
+
+def wrong_line(path: str | Path, line: int, told: str) -> FormatError:
+    """The error for what is in a line of a list."""
+    return FormatError(f"{path}: line {line}: {told}")

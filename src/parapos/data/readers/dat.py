@@ -21,6 +21,7 @@ MAX_HEADER = 64 * 1024  # bytes of text
 TYPES = (0, 12)
 VERSIONS = (2, 3)  # version 1 packs coordinates in fewer bits
 SIDES = ("left", "right")
+PIECE = 4_000_000  # events to look at at a time
 _RECORD = np.dtype([("t", "<u4"), ("word", "<u4")])
 
 
@@ -35,6 +36,8 @@ class DatFile:
         check_truncated(truncated)
         self.path = Path(path)
         size = os.stat(path).st_size
+        if size == 0:
+            raise wrong(path, 0, "an empty file, expected text or events")
         self.start, fields = _header(self.path)
         self.width, self.height = fields.get("Width"), fields.get("Height")
         count, rest = divmod(size - self.start, _RECORD.itemsize)
@@ -62,6 +65,17 @@ class DatFile:
             y=(word >> 14 & 0x3FFF).astype(np.uint16),
             polarity=(word >> 28 & 1).astype(np.uint8),
         )
+
+    def check_order(self, start: int = 0, stop: int | None = None) -> None:
+        """FormatError if one of these events, or else of all, is earlier than the one before it. Reads their times."""
+        stop = len(self) if stop is None else stop
+        for first in range(start, stop - 1, PIECE):
+            t = self._records["t"][first : min(first + PIECE + 1, stop)]
+            back = t[1:] < t[:-1]
+            if back.any():
+                i = int(back.argmax()) + 1
+                told = f"time goes back from {t[i - 1]} to {t[i]} at event {first + i}, expected never"
+                raise wrong(self.path, self.start + _RECORD.itemsize * (first + i), told)
 
     def find(self, time: int, side: str = "left") -> int:
         """How many events are before a time ("left"), or not after it ("right"). Times must not decrease."""
@@ -95,10 +109,14 @@ def write(
     records["t"], records["word"] = events.t, x | y << 14 | polarity << 28
     lines = [f"Data file containing {'Event2D' if kind == 0 else 'EventCD'} events.", "Version 2"]
     lines += [f"{name} {value}" for name, value in (("Height", height), ("Width", width)) if value is not None]
-    with open(path, "wb") as file:
-        if text:
-            file.write("".join(f"% {line}\n" for line in lines).encode() + bytes([kind, _RECORD.itemsize]))
-        file.write(records.tobytes())
+    data = records.tobytes()
+    if text:
+        data = "".join(f"% {line}\n" for line in lines).encode() + bytes([kind, _RECORD.itemsize]) + data
+    elif not data:
+        raise ValueError("a file without text needs events, got none")
+    elif data.startswith(b"% "):
+        raise ValueError(f"the first time {events.t[0]} looks like text in a file without; expected text=True")
+    Path(path).write_bytes(data)
 
 
 def _header(path: Path) -> tuple[int, dict[str, int]]:

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import FormatError
+from . import read_lines, wrong_line
 
 CLASSES = 11
 MAX_BYTES = 1024**2  # the true files have a few hundred
@@ -31,12 +31,12 @@ class Row(NamedTuple):
 def read_trials(path: str | Path) -> list[str]:
     """Names of recordings without their suffix, in the order of the list."""
     names: dict[str, None] = {}
-    for number, line in _lines(path):
+    for number, line in read_lines(path, MAX_BYTES):
         if not _NAME.fullmatch(line):
-            raise _wrong(path, number, f"expected a name such as user01_led.aedat, got {line[:80]!r}")
+            raise wrong_line(path, number, f"expected a name such as user01_led.aedat, got {line[:80]!r}")
         name = line.removesuffix(".aedat")
         if name in names:
-            raise _wrong(path, number, f"{line} is here twice, expected it once")
+            raise wrong_line(path, number, f"{line} is here twice, expected it once")
         names[name] = None
     return list(names)
 
@@ -48,37 +48,21 @@ def user_of(name: str) -> int:
 
 def read_labels(path: str | Path) -> list[Row]:
     """The gestures of a recording in the order of its file."""
-    lines = _lines(path)
+    lines = read_lines(path, MAX_BYTES)
     if not lines or tuple(part.strip() for part in lines[0][1].split(",")) != COLUMNS:
         number, line = lines[0] if lines else (1, "")
-        raise _wrong(path, number, f"expected the columns {','.join(COLUMNS)}, got {line[:80]!r}")
+        raise wrong_line(path, number, f"expected the columns {','.join(COLUMNS)}, got {line[:80]!r}")
     rows: list[Row] = []
     for number, line in lines[1:]:
         parts = [part.strip() for part in line.split(",")]
         if len(parts) != 3 or not all(map(_NUMBER.fullmatch, parts)):
-            raise _wrong(path, number, f"expected three whole numbers with commas, got {line[:80]!r}")
+            raise wrong_line(path, number, f"expected three whole numbers with commas, got {line[:80]!r}")
         label, start, end = map(int, parts)
         if not 1 <= label <= CLASSES:
-            raise _wrong(path, number, f"class {label}, expected 1 to {CLASSES}")
+            raise wrong_line(path, number, f"class {label}, expected 1 to {CLASSES}")
         if end < start:
-            raise _wrong(path, number, f"a gesture from {start} to {end}, expected an end that is not before its start")
+            raise wrong_line(
+                path, number, f"a gesture from {start} to {end}, expected an end that is not before its start"
+            )
         rows.append(Row(label - 1, start, end))
     return rows
-
-
-def _lines(path: str | Path) -> list[tuple[int, str]]:
-    """Numbers from 1 and contents of the lines that are not blank."""
-    with open(path, "rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise FormatError(f"{path}: more than {MAX_BYTES} bytes, expected a short list")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: at byte {error.start}: not text in UTF-8") from None
-    found = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]
-    return [(number, line) for number, line in found if line]
-
-
-def _wrong(path: str | Path, line: int, told: str) -> FormatError:
-    return FormatError(f"{path}: line {line}: {told}")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import FormatError
+from . import read_lines, wrong_line
 
 CLASSES, CLIPS = 101, 13_320
 FOLDS, SPLITS = (1, 2, 3), ("train", "val", "test")
@@ -46,13 +47,13 @@ def read_classes(path: str | Path) -> list[str]:
     """classInd.txt: the names of the classes in the order of their numbers."""
     names: dict[int, str] = {}
     seen: set[str] = set()
-    for number, line in _lines(path):
+    for number, line in read_lines(path, MAX_BYTES):
         found = re.fullmatch(r"(\d{1,9})\s+(\S+)", line)
         if not found:
-            raise FormatError(f"{path}: line {number}: expected a number and a class, got {line[:80]!r}")
+            raise wrong_line(path, number, f"expected a number and a class, got {line[:80]!r}")
         label, name = int(found[1]), found[2]
         if label in names or name.lower() in seen:
-            raise FormatError(f"{path}: line {number}: class {label} {name} is not the first of its number or name")
+            raise wrong_line(path, number, f"class {label} {name} is not the first of its number or name")
         names[label] = name
         seen.add(name.lower())
     if sorted(names) != list(range(1, len(names) + 1)):
@@ -68,19 +69,19 @@ def read_list(path: str | Path, classes: list[str]) -> list[Clip]:
     labels = {name.lower(): label for label, name in enumerate(classes)}
     clips: list[Clip] = []
     seen: set[str] = set()
-    for number, line in _lines(path):
+    for number, line in read_lines(path, MAX_BYTES):
         name, *told = line.split()
         found = _CLIP.fullmatch(name)
         if not found or len(told) > 1 or found[1].startswith("."):
             wanted = "<Class>/<name>_gGG_cCC.avi and perhaps a class number"
-            raise FormatError(f"{path}: line {number}: expected {wanted}, got {line[:120]!r}")
+            raise wrong_line(path, number, f"expected {wanted}, got {line[:120]!r}")
         label = labels.get(found[1].lower())
         if label is None:
-            raise FormatError(f"{path}: line {number}: folder {found[1]} is none of the {len(classes)} classes")
+            raise wrong_line(path, number, f"folder {found[1]} is none of the {len(classes)} classes")
         if told and told[0] != str(label + 1):
-            raise FormatError(f"{path}: line {number}: class {told[0]}, expected {label + 1}, the number of {found[1]}")
+            raise wrong_line(path, number, f"class {told[0]}, expected {label + 1}, the number of {found[1]}")
         if name.lower() in seen:
-            raise FormatError(f"{path}: line {number}: {name} is there twice")
+            raise wrong_line(path, number, f"{name} is there twice")
         seen.add(name.lower())
         clips.append(Clip(name, label, int(found[3])))
     if not clips:
@@ -135,19 +136,3 @@ def _by_lower(folder: Path) -> dict[str, list[str]]:
 def _pick(names: dict[str, list[str]], name: str) -> str | None:
     spelt = names.get(name.lower(), [])
     return name if name in spelt else next(iter(spelt), None)
-
-
-def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Numbers from 1 and contents of lines that are not blank."""
-    with open(path, "rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise FormatError(f"{path}: expected at most {MAX_BYTES} bytes")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise FormatError(f"{path}: line {line}: not text (UTF-8)") from None
-    for number, content in enumerate(re.split(r"\r\n|\r|\n", text), 1):
-        if content.strip():
-            yield number, content.strip()
