@@ -235,19 +235,20 @@ def _arguments(name: str, call: Call) -> dict[str, Any]:
 
 def _outputs(q: Tensor, v: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     rest = _empty(v) if keep and q.dtype != torch.float32 else v.new_empty(0)
-    return _empty(v), rest, q.new_empty(q.shape[:3] if keep else 0, dtype=torch.float32)
+    return _empty(v), rest, q.new_empty((*q.shape[:3], 2) if keep else 0, dtype=torch.float32)
 
 
 def forward(call: Call, keep: bool, launch: Launch = _launch) -> tuple[Tensor, Tensor, Tensor]:
-    """The output. Kept for the backward, else empty: what rounding took from it, and each query's log-sum-exp."""
+    """The output. Kept for the backward, else empty: what rounding took from it, and each query's largest
+    score and the inverse of its sum of exponentials above that; their log-sum-exp would round both away."""
     call = _served(call)
-    out, rest, lse = _outputs(call.q, call.v, keep)
+    out, rest, norm = _outputs(call.q, call.v, keep)
     b, h, n, _ = out.shape
     if b * h * n:
         args = _arguments("forward", call)
-        own = dict(out=out, out_at=_strides(out), rest=rest if rest.numel() else None, lse=lse if keep else None)
+        own = dict(out=out, out_at=_strides(out), rest=rest if rest.numel() else None, norm=norm if keep else None)
         launch("forward", args | own, -(-n // args["BLOCK_I"]) * b * h)
-    return out, rest, lse
+    return out, rest, norm
 
 
 def _gradients(call: Call, wanted: Sequence[bool]) -> list[Tensor]:
@@ -263,8 +264,8 @@ def backward(
 ) -> list[Tensor]:
     """Gradients as `_gradients` lists them, from what `forward` returned."""
     call = _served(call)
-    out, rest, lse = kept
-    dout, out, lse = _rows(dout), _rows(out), lse.contiguous()
+    out, rest, norm = kept
+    dout, out, norm = _rows(dout), _rows(out), norm.contiguous()
     if rest.numel() and rest.stride() != out.stride():
         rest = torch.empty_like(out).copy_(rest)
     found = _gradients(call, wanted)
@@ -273,11 +274,11 @@ def backward(
         return [x.zero_() for x in found]
     dq, dk, dv = found[:3]
     dM, dg, dslopes = (x if want else None for x, want in zip(found[3:], wanted, strict=True))
-    more = dict(dout=dout, dout_at=_strides(dout), lse=lse, delta=torch.empty_like(lse), scale=call.scale)
+    more = dict(dout=dout, dout_at=_strides(dout), norm=norm, delta=norm.new_empty((b, h, n)), scale=call.scale)
 
     args = _arguments("backward_query", call)
     blocks = -(-n // args["BLOCK_I"])
-    shares = None if dslopes is None else lse.new_empty((b, h, blocks))
+    shares = None if dslopes is None else norm.new_empty((b, h, blocks))
     own = dict(out=out, out_at=_strides(out), rest=rest if rest.numel() else None)
     own |= dict(dq=dq, dq_at=_strides(dq), dM=dM, dg=dg, dslopes=shares)
     launch("backward_query", args | more | own, blocks * b * h)
@@ -336,11 +337,11 @@ def _attention_backward(
     dout: Tensor,
     out: Tensor,
     rest: Tensor,
-    lse: Tensor,
+    norm: Tensor,
     wanted: list[bool],
 ) -> list[Tensor]:
     call = Call(q, k, v, mask, scale, r, low, M, g, slopes, bias, weight, unplaced)
-    return backward(call, dout, (out, rest, lse), wanted)
+    return backward(call, dout, (out, rest, norm), wanted)
 
 
 @_attention_backward.register_fake
@@ -356,11 +357,11 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, dout, *_):  # type: ignore[no-untyped-def]
-    out, rest, lse, *tensors = ctx.saved_tensors
+    out, rest, norm, *tensors = ctx.saved_tensors
     call = Call(**ctx.numbers, **dict(zip(ctx.names, tensors, strict=True)))
     needed = dict(zip(Call._fields, ctx.needs_input_grad, strict=False))
     wanted = [needed["M"], needed["g"], needed["slopes"]]
-    dq, dk, dv, *more = _attention_backward(*call, dout, out, rest, lse, wanted)
+    dq, dk, dv, *more = _attention_backward(*call, dout, out, rest, norm, wanted)
     dM, dg, dslopes = (x if want else None for x, want in zip(more, wanted, strict=True))
     found = dict(q=dq, k=dk, v=dv, M=dM, g=dg, slopes=dslopes)
     return *(found.get(name) for name in Call._fields), None

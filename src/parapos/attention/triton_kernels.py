@@ -1,8 +1,9 @@
 """The device code of the Triton kernel: attention in tiles, with score terms computed from D = r_j - r_i on the way.
 
 Three passes: `forward`; `backward_query`, which walks over keys for dq and the terms' gradients; `backward_key`, which
-walks over queries for dk and dv. Both recompute the weights from the log-sum-exp that `forward` keeps. Every sum has
-one owner and one order, so results repeat to the last bit. All is float32 but the factors of matrix products.
+walks over queries for dk and dv. Both recompute the weights from the largest score and the sum of exponentials that
+`forward` keeps of each query. Every sum has one owner and one order, so results repeat to the last bit. All is float32
+but the factors of matrix products.
 Scores are in units of log 2: factors named `..2` hold log2(e). P position dims; tuples named `.._at` are strides.
 BY_HAND is for Triton's interpreter.
 """
@@ -73,7 +74,7 @@ def _seen(mask, b, n, rows):
 
 @triton.jit
 def forward(
-    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, lse,
+    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, norm,
     heads, n, scale2, weight2,
     P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
@@ -138,14 +139,15 @@ def forward(
     left = _store(out + offsets, sums, real, VALUE_SIZE, VALUE_WIDTH, BY_HAND)
     if rest is not None:
         _store(rest + offsets, left, real, VALUE_SIZE, VALUE_WIDTH, BY_HAND)
-    if lse is not None:  # an empty row keeps infinity, so that the backward passes find weights of 0
-        kept = tl.where(empty, float("inf"), top + tl.log2(tl.where(empty, 1.0, total)))
-        tl.store(lse + (b * heads + h) * n + rows, kept, mask=real)
+    if norm is not None:  # an empty row keeps infinity, so that the backward passes find weights of 0
+        line = ((b * heads + h) * n + rows) * 2
+        tl.store(norm + line, tl.where(empty, float("inf"), top), mask=real)
+        tl.store(norm + line + 1, 1.0 / tl.where(empty, 1.0, total), mask=real)
 
 
 @triton.jit
 def backward_query(
-    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, lse,
+    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, norm,
     dout, dout_at, delta, dq, dq_at, dM, dg, dslopes, heads, n, scale, scale2, weight2,
     P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
@@ -173,7 +175,8 @@ def backward_query(
     mean = tl.sum(y * dy.to(tl.float32), 1)
     line = (b * heads + h) * n + rows
     tl.store(delta + line, mean, mask=real)
-    level = tl.load(lse + line, mask=real, other=float("inf"))
+    top = tl.load(norm + line * 2, mask=real, other=float("inf"))
+    share = tl.load(norm + line * 2 + 1, mask=real, other=0.0)
     if r is not None:
         r += b * r_at
         if low is not None:
@@ -208,7 +211,7 @@ def backward_query(
                 tl.load(bias + columns.to(tl.int64)[None, :] * bias_at[3], mask=inside, other=0.0).to(tl.float32)
                 * weight2
             )
-        p = tl.exp2(tl.where(valid[None, :], s, float("-inf")) - level[:, None])
+        p = tl.exp2(tl.where(valid[None, :], s, float("-inf")) - top[:, None]) * share[:, None]
         ds = p * (_dot(dy, tl.trans(values), BY_HAND) - mean[:, None])
         if FORMS + LINEARS + SLOPES > 0:
             moments = add_gradients(moments, p, ds, d, seen, FORMS > 0, LINEARS > 0, SLOPES > 0, FULL, P, UNPLACED)
@@ -231,13 +234,13 @@ def backward_query(
         for u in tl.static_range(P):
             tl.store(dg + line * P + u, tl.where(anywhere, moments[FORMS + u] * scale, 0.0), mask=real)
     if SLOPES > 0:
-        share = tl.where(anywhere & real, moments[2] * moments[1] - moments[0], 0.0)
-        tl.store(dslopes + pair * tiles + block, tl.sum(share, 0))
+        own = tl.where(anywhere & real, moments[2] * moments[1] - moments[0], 0.0)
+        tl.store(dslopes + pair * tiles + block, tl.sum(own, 0))
 
 
 @triton.jit
 def backward_key(
-    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, lse,
+    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, norm,
     dout, dout_at, delta, dk, dk_at, dv, dv_at, heads, n, scale, scale2, weight2,
     P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
@@ -279,7 +282,8 @@ def backward_key(
         inside = rows < n
         queries = _tile(q + start * q_n + queries_at, inside, SIZE, WIDTH)
         dy = _tile(dout + start * dout_n + dy_at, inside, VALUE_SIZE, VALUE_WIDTH)
-        level = tl.load(lse + line + rows, mask=inside, other=float("inf"))
+        top = tl.load(norm + (line + rows) * 2, mask=inside, other=float("inf"))
+        share = tl.load(norm + (line + rows) * 2 + 1, mask=inside, other=0.0)
         mean = tl.load(delta + line + rows, mask=inside, other=0.0)
         s = _dot(keys, tl.trans(queries), BY_HAND) * scale2
         if r is not None:
@@ -291,7 +295,7 @@ def backward_key(
             both = real[:, None] & inside[None, :]
             across = rows.to(tl.int64)[None, :] * bias_at[2]
             s += tl.load(bias + across, mask=both, other=0.0).to(tl.float32) * weight2
-        p = tl.exp2(tl.where(valid[:, None], s, float("-inf")) - level[None, :])
+        p = tl.exp2(tl.where(valid[:, None], s, float("-inf")) - top[None, :]) * share[None, :]
         value_sums += _dot(_cast(p, dy.dtype, BY_HAND), dy, BY_HAND)
         ds = p * (_dot(values, tl.trans(dy), BY_HAND) - mean[None, :])
         key_sums += _dot(_cast(ds, queries.dtype, BY_HAND), queries, BY_HAND)
