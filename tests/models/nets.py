@@ -5,13 +5,34 @@ A network's inputs are a dict in the order of its forward; `lengths` tells how m
 
 from __future__ import annotations
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
+from parapos import create_model
 from parapos.encodings import ENCODINGS
 
 NAMES = [name for name, cls in ENCODINGS.items() if cls.claims.unbounded]  # that serve three coordinates
+names = pytest.mark.parametrize("name", NAMES)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
 Inputs = dict[str, Tensor]
+
+
+def count(name: str, **options: object) -> int:
+    """The parameters of a model, which is not made."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in create_model(name, **options).parameters())
+
+
+def size(encoding: str) -> dict[str, object]:
+    """Options of a network that is small enough for every test."""
+    options = dict(encoding=encoding, dim=24, heads=2, depth=2, mlp_dim=32, patch=4, num_classes=5, head_dim=8)
+    if encoding == "pape":
+        options["parabolas"] = 4  # so few that it does not start out too local for tokens to see one another
+    return options
 
 
 def awake(net: nn.Module) -> nn.Module:
@@ -77,3 +98,46 @@ def excess(net: nn.Module, other: nn.Module, inputs: Inputs, dtype: torch.dtype)
     truth = run(other, torch.float64)  # of the weights as rounded
     mine, budget = ((x - truth).square().mean().sqrt() for x in (ours, theirs))
     return (mine / (2 * budget + torch.finfo(dtype).eps * truth.abs().max())).item()
+
+
+def assert_every_parameter_learns(net: nn.Module, inputs: Inputs) -> None:
+    _, grads = logits_and_gradients(net, inputs, torch.randn(len(inputs["lengths"]), 5))
+    for key, grad in grads.items():
+        assert grad.isfinite().all(), key
+        assert grad.ne(0).any(), key
+
+
+def assert_autocast(net: nn.Module, inputs: Inputs, dtype: torch.dtype) -> None:
+    """Logits near those in float32, and finite gradients."""
+    with torch.autocast("cpu", dtype):
+        logits, grads = logits_and_gradients(net, inputs, torch.ones(len(inputs["lengths"]), 5))
+    torch.testing.assert_close(logits.float(), net(**inputs), rtol=0, atol=0.1)
+    assert all(grad.isfinite().all() for grad in grads.values())
+
+
+def assert_one_graph(net: nn.Module, batches: list[Inputs]) -> None:
+    """One graph for all sizes and lengths."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend=counter)
+    for inputs in batches:
+        torch.testing.assert_close(compiled(**inputs), net(**inputs))
+    assert counter.frame_count == 1
+
+
+def accuracy_after_training(
+    kind: type[nn.Module], encoding: str, inputs: Inputs, labels: Tensor, *, steps: int = 100, **options: int
+) -> float:
+    """Of a small network on what it learns from; training ends when all is right."""
+    torch.manual_seed(0)
+    common = dict(dim=32, heads=4, depth=2, mlp_dim=64, patch=4, num_classes=2, drop_path=0.0)
+    net = kind(encoding=encoding, **common, **options)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
+    for _ in range(steps):
+        logits = net(**inputs)
+        if (logits.argmax(1) == labels).all():
+            return 1.0
+        optimizer.zero_grad()
+        F.cross_entropy(logits, labels).backward()
+        optimizer.step()
+    return (logits.argmax(1) == labels).float().mean().item()

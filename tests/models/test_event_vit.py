@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 
 from parapos import create_encoding, create_model
 from parapos.attention.columns import columns
@@ -20,30 +19,28 @@ from parapos.report import forms
 
 from ..attention.budget import assert_within_budget, make_case, way, ways
 from .nets import (
-    NAMES,
+    DTYPES,
+    HALVES,
+    accuracy_after_training,
+    assert_autocast,
+    assert_every_parameter_learns,
+    assert_one_graph,
     assert_padding_never_matters,
     assert_same_to_the_bit,
     awake,
+    count,
     excess,
     logits_and_gradients,
+    names,
     positions_of,
+    size,
 )
 
-names = pytest.mark.parametrize("name", NAMES)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
 SIGMA, CELLS = 6, 2 * 3 * 4 * 4
 
 
-def count(name, **options):
-    with torch.device("meta"):
-        return sum(p.numel() for p in create_model(name, **options).parameters())
-
-
 def small(encoding="pape", **options):
-    size = dict(dim=24, heads=2, depth=2, mlp_dim=32, patch=4, buckets=3, num_classes=5, head_dim=8)
-    if encoding == "pape":
-        size["parabolas"] = 4  # so few that it does not start out too local for tokens to see one another
-    return awake(EventViT(encoding=encoding, **{**size, **options}))
+    return awake(EventViT(**{**size(encoding), "buckets": 3, **options}))
 
 
 def recording(*lengths, longest=None, seconds=0.3, seed=0):
@@ -175,11 +172,7 @@ def test_positions():
 
 @names
 def test_every_parameter_learns(name):
-    net = small(name, drop_path=0.0)
-    _, grads = logits_and_gradients(net, recording(6, 3), torch.randn(2, 5))
-    for key, grad in grads.items():
-        assert grad.isfinite().all(), key
-        assert grad.ne(0).any(), key
+    assert_every_parameter_learns(small(name, drop_path=0.0), recording(6, 3))
 
 
 @names
@@ -325,24 +318,13 @@ def test_precision(dtype):
         assert excess(net, reference, recording(40, 12, 0, seconds=7.0), dtype) <= 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
+@HALVES
 def test_autocast(dtype):
-    net, inputs = small(), recording(20, 9, 0)
-    with torch.autocast("cpu", dtype):
-        logits, grads = logits_and_gradients(net, inputs, torch.ones(3, 5))
-    torch.testing.assert_close(logits.float(), net(**inputs), rtol=0, atol=0.1)
-    assert all(grad.isfinite().all() for grad in grads.values())
+    assert_autocast(small(), recording(20, 9, 0), dtype)
 
 
 def test_one_graph():
-    """One graph for all lengths."""
-    torch._dynamo.reset()
-    net, counter = small(depth=1), CompileCounter()
-    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend=counter)
-    for lengths in ((7, 3), (12, 5), (4, 0)):
-        inputs = recording(*lengths)
-        torch.testing.assert_close(compiled(**inputs), net(**inputs))
-    assert counter.frame_count == 1
+    assert_one_graph(small(depth=1), [recording(*lengths) for lengths in ((7, 3), (12, 5), (4, 0))])
 
 
 def test_export():
@@ -366,29 +348,13 @@ def gestures():
     return {key: torch.cat([v, left[key]]) for key, v in right.items()}, torch.arange(32) // 16
 
 
-def accuracy_after_training(encoding, steps=100):
-    torch.manual_seed(0)
-    size = dict(dim=32, heads=4, depth=2, mlp_dim=64, patch=4, buckets=3, num_classes=2)
-    net = EventViT(encoding=encoding, drop_path=0.0, **size)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    inputs, labels = gestures()
-    for _ in range(steps):
-        logits = net(**inputs)
-        if (logits.argmax(1) == labels).all():
-            return 1.0
-        optimizer.zero_grad()
-        F.cross_entropy(logits, labels).backward()
-        optimizer.step()
-    return (logits.argmax(1) == labels).float().mean().item()
-
-
 @pytest.mark.parametrize("encoding", ["pape", "rope", "sincos"])
 def test_learns_which_way_things_move(encoding):
-    assert accuracy_after_training(encoding) == 1
+    assert accuracy_after_training(EventViT, encoding, *gestures(), buckets=3) == 1
 
 
 def test_cannot_learn_it_without_an_encoding():
-    assert accuracy_after_training("none", steps=20) <= 0.5
+    assert accuracy_after_training(EventViT, "none", *gestures(), steps=20, buckets=3) <= 0.5
 
 
 @pytest.mark.parametrize(

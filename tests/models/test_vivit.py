@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 
 import parapos
 from parapos import create_model
@@ -15,29 +14,25 @@ from parapos.models import MODELS, ViViT
 
 from ..attention.budget import way
 from .nets import (
-    NAMES,
+    DTYPES,
+    HALVES,
+    accuracy_after_training,
+    assert_autocast,
+    assert_every_parameter_learns,
+    assert_one_graph,
     assert_padding_never_matters,
     assert_same_to_the_bit,
     awake,
+    count,
     excess,
-    logits_and_gradients,
+    names,
     positions_of,
+    size,
 )
-
-names = pytest.mark.parametrize("name", NAMES)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
-
-
-def count(name, **options):
-    with torch.device("meta"):
-        return sum(p.numel() for p in create_model(name, **options).parameters())
 
 
 def small(encoding="pape", **options):
-    size = dict(dim=24, heads=2, depth=2, mlp_dim=32, patch=4, num_classes=5, head_dim=8)
-    if encoding == "pape":
-        size["parabolas"] = 4  # so few that it does not start out too local for tokens to see one another
-    return awake(ViViT(encoding=encoding, **{**size, **options}))
+    return awake(ViViT(**{**size(encoding), **options}))
 
 
 def clips(*shape, seed=0, dtype=torch.float32):
@@ -114,12 +109,8 @@ def test_one_state_dict_serves_all_sizes(name):
 
 @names
 def test_every_parameter_learns(name):
-    net = small(name, drop_path=0.0)
-    weight = torch.randn(2, 5)
-    _, grads = logits_and_gradients(net, {"videos": clips(2, 3, 4, 8, 8), "lengths": torch.tensor([2, 1])}, weight)
-    for key, grad in grads.items():
-        assert grad.isfinite().all(), key
-        assert grad.ne(0).any(), key
+    inputs = {"videos": clips(2, 3, 4, 8, 8), "lengths": torch.tensor([2, 1])}
+    assert_every_parameter_learns(small(name, drop_path=0.0), inputs)
 
 
 def padded(dtype=torch.float64):
@@ -217,24 +208,15 @@ def test_precision(name, dtype):
     assert excess(net, reference, inputs, dtype) <= 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
+@HALVES
 def test_autocast(dtype):
-    net, inputs = small(), padded(torch.float32)
-    with torch.autocast("cpu", dtype):
-        logits, grads = logits_and_gradients(net, inputs, torch.ones(4, 5))
-    torch.testing.assert_close(logits.float(), net(**inputs), rtol=0, atol=0.1)
-    assert all(grad.isfinite().all() for grad in grads.values())
+    assert_autocast(small(), padded(torch.float32), dtype)
 
 
 def test_one_graph():
-    """One graph for all sizes and lengths."""
-    torch._dynamo.reset()
-    net, counter = small(depth=1), CompileCounter()
-    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend=counter)
-    for frames, height, width, lengths in ((4, 8, 12, [2, 1]), (6, 16, 12, [1, 3]), (8, 12, 20, [0, 4])):
-        inputs = {"videos": clips(2, 3, frames, height, width), "lengths": torch.tensor(lengths)}
-        torch.testing.assert_close(compiled(**inputs), net(**inputs))
-    assert counter.frame_count == 1
+    sizes = {(4, 8, 12): [2, 1], (6, 16, 12): [1, 3], (8, 12, 20): [0, 4]}
+    batches = [{"videos": clips(2, 3, *s), "lengths": torch.tensor(lengths)} for s, lengths in sizes.items()]
+    assert_one_graph(small(depth=1), batches)
 
 
 def test_export():
@@ -253,31 +235,16 @@ def squares():
             top, left = 4 * (i % 2), 4 * step
             right[i, :, 2 * step : 2 * step + 2, top : top + 4, left : left + 4] = 1 + i // 2 / 4
     left = right.reshape(16, 3, 4, 2, 8, 16).flip(2).reshape(right.shape)  # a tubelet itself does not move
-    return torch.cat([right, left]), torch.arange(32) // 16
-
-
-def accuracy_after_training(encoding, steps=100):
-    torch.manual_seed(0)
-    net = ViViT(dim=32, heads=4, depth=2, mlp_dim=64, patch=4, num_classes=2, encoding=encoding, drop_path=0.0)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    videos, labels = squares()
-    for _ in range(steps):
-        logits = net(videos)
-        if (logits.argmax(1) == labels).all():
-            return 1.0
-        optimizer.zero_grad()
-        F.cross_entropy(logits, labels).backward()
-        optimizer.step()
-    return (logits.argmax(1) == labels).float().mean().item()
+    return {"videos": torch.cat([right, left])}, torch.arange(32) // 16
 
 
 @pytest.mark.parametrize("encoding", ["pape", "rope", "sincos"])
 def test_learns_which_way_things_move(encoding):
-    assert accuracy_after_training(encoding) == 1
+    assert accuracy_after_training(ViViT, encoding, *squares()) == 1
 
 
 def test_cannot_learn_it_without_an_encoding():
-    assert accuracy_after_training("none", steps=20) <= 0.5
+    assert accuracy_after_training(ViViT, "none", *squares(), steps=20) <= 0.5
 
 
 @pytest.mark.parametrize(
