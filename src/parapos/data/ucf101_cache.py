@@ -65,7 +65,7 @@ def _is_current(videos: Path, cache: Path, file: str, entry: Any) -> bool:
         return False
     try:
         sizes = os.stat(videos / file).st_size, os.stat(frames_path(cache, file)).st_size
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return sizes == (entry.get("video_bytes"), entry.get("bytes"))
 

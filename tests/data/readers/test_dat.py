@@ -113,6 +113,7 @@ def test_whole_files_do_not_warn(put):
         (b"% " + b"x" * 70_000 + b"\n\x00\x08", 0, "all text in the first 65536 bytes"),
         (b"% Width wide\n\x00\x08", 0, "Width b'wide', expected a number from 1 to 99999"),
         (b"% Version 2\n% Height 0\n\x00\x08", 12, "Height b'0'"),
+        (b"% Width 304\n% Height 240\n% Width 1280\n\x00\x08", 25, "Width 1280, expected 304 as before"),
         (b"% Version 1\n\x00\x08", 0, "version 1"),
         (b"% Version 4\n\x00\x08", 0, "version 4"),
     ],

@@ -3,7 +3,7 @@
 A packet is a header of 28 bytes and `capacity` slots of `size` bytes, of which the first `number` hold events. Polarity
 events (type 1) are 8 bytes: x in bits 17-31 of the first word, y in 2-16, polarity in 1, validity in 0; then 31 bits of
 time in microseconds, to which the packet's overflow counter adds the higher bits. The origin is the top left corner.
-Packets of other types are passed over. Memory is at most 26 bytes per 8 bytes of the file, time is linear in its size.
+Packets of other types are passed over. Memory is about 30 bytes per 8 bytes of the file, time is linear in its size.
 """
 
 from __future__ import annotations

@@ -123,7 +123,8 @@ def _header(path: Path) -> tuple[int, dict[str, int]]:
     """Where the records begin, and the numbers that lines of text tell."""
     with open(path, "rb") as file:
         head = file.read(MAX_HEADER)
-    start, fields = 0, {}
+    start = 0
+    fields: dict[str, int] = {}
     while head[start : start + 2] == b"% ":
         end = head.find(b"\n", start)
         if end < 0:
@@ -132,7 +133,8 @@ def _header(path: Path) -> tuple[int, dict[str, int]]:
         if name in (b"Width", b"Height", b"Version"):
             if not re.fullmatch(rb"0*[1-9]\d{0,4}", value.strip()):
                 raise wrong(path, start, f"{name.decode()} {value[:40]!r}, expected a number from 1 to 99999")
-            fields[name.decode()] = int(value)
+            if fields.setdefault(name.decode(), int(value)) != int(value):
+                raise wrong(path, start, f"{name.decode()} {int(value)}, expected {fields[name.decode()]} as before")
         start = end + 1
     if not start:
         return 0, fields
