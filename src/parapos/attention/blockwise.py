@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from .terms import Distance, Table, Term
+from .terms import Distance, Polynomial, Quadratic, Table, Term
 
 BLOCK_BYTES = 8 * 2**20  # one (B, H, n, N) block of scores; a handful are alive at a time
 
@@ -39,6 +40,26 @@ def _scaled(terms: Sequence[Term], scale: float) -> list[Term]:
     return out
 
 
+# Basis functions of all queries, by the positions they were made from: layers that share these make them once.
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _basis(term: Quadratic | Polynomial | Distance, rows: slice, dtype: torch.dtype) -> Tensor:
+    """A term's basis functions for a block of queries. Small ones that serve all samples are kept as long as their
+    positions live and are not written to; on the CPU alone, as elsewhere streams may run at different times."""
+    r = term.r
+    if r.shape[0] > 1 or r.device.type != "cpu" or r.is_inference() or (rows.start, rows.stop) != (0, r.shape[1]):
+        return term.basis(dtype)
+    shapes = [None if x is None else x.shape[3:] for name in term.learned for x in [getattr(term, name)]]
+    key = type(term), getattr(term, "exponents", shapes), dtype, r._version
+    if (found := _known.get(r)) is None or found[0] != key:
+        found = key, term.basis(dtype)
+        if found[1].nbytes <= BLOCK_BYTES:
+            _known[r] = found
+    basis: Tensor = found[1]
+    return basis
+
+
 class Bases:
     """Basis functions of the terms for a block of queries, kept while they are the same for all samples."""
 
@@ -48,7 +69,7 @@ class Bases:
 
     def __call__(self, terms: Sequence[Term], rows: slice) -> list[Tensor | None]:
         if not self.shared or rows != self.rows:
-            self.found = [None if isinstance(term, Table) else term.basis(self.dtype) for term in terms]
+            self.found = [None if isinstance(term, Table) else _basis(term, rows, self.dtype) for term in terms]
             self.rows = rows
         return self.found
 
