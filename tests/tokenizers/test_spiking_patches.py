@@ -106,13 +106,25 @@ def test_left_over_events_wait_for_more():
     assert (late.t.tolist(), late.x.tolist(), late.codes.tolist()) == ([20002], [0], [[1, 1, 1]])
 
 
+def fed(tokenizer, events, cuts):
+    """The tokens of a stream that comes in pieces."""
+    parts = [tokenizer.feed(*fields) for fields in zip(*(np.split(x, cuts) for x in events), strict=True)]
+    joined = [np.concatenate([getattr(part, name) for part in parts]) for name in ("t", "x", "y", "codes")]
+    return Tokens(*joined, tokenizer.settings.patch)
+
+
 def test_random_streams():
+    """Whole and in pieces, however they are cut; a reset starts anew."""
     tokens = 0
     for seed in range(1000):
         events, options = stream(seed)
         want = reference(*events, **options)
         same(tokenize(*events, **options), want)
         same(by_numpy(*events, **options), want)
+        rng, tokenizer = np.random.default_rng(seed), Tokenizer(**options)
+        for _ in range(2 if seed % 10 == 0 else 1):
+            same(fed(tokenizer, events, np.sort(rng.integers(0, len(events[0]) + 1, rng.integers(0, 12)))), want)
+            tokenizer.reset()
         tokens += len(want)
     assert tokens > 10_000
 
@@ -124,22 +136,6 @@ def test_streams_of_the_true_size():
         assert len(want) > 50
         same(tokenize(*events, width=width, height=height), want)
         same(by_numpy(*events, width=width, height=height), want)
-
-
-def test_pieces():
-    """However a stream is cut, the tokens are those of the whole; a reset starts anew."""
-    for seed in range(0, 1000, 5):
-        events, options = stream(seed)
-        rng = np.random.default_rng(seed)
-        want = reference(*events, **options)
-        cuts = np.sort(rng.integers(0, len(events[0]) + 1, rng.integers(0, 12)))
-        tokenizer = Tokenizer(**options)
-        for _ in range(2):
-            parts = [tokenizer.feed(*fields) for fields in zip(*(np.split(x, cuts) for x in events), strict=True)]
-            names = ("t", "x", "y", "codes")
-            joined = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
-            same(Tokens(*joined, options["patch"]), want)
-            tokenizer.reset()
 
 
 def test_event_by_event():
@@ -382,7 +378,9 @@ def test_codes_are_the_counts():
 
 @pytest.mark.parametrize("kind", ["uniform", "clustered"])
 def test_throughput(kind):
-    """The compiled loop leaves the plain one far behind. How many events per second it takes is printed."""
+    """Twenty times the plain loop, which takes about a million events per second. What it takes here is printed.
+
+    How fast that is on a machine is for `parapos bench tokenizer` to say: a test that shares its cores cannot."""
     from parapos.report.bench_tokenizer import NUMBA, PYTHON, Stream, calls, timed
 
     found = calls(Stream(kind, "GEN1", 500_000))
@@ -392,4 +390,4 @@ def test_throughput(kind):
         call()
         rates[name] = count / min(timed(call) for _ in range(10 if name == NUMBA else 3))
         print(f"{kind}, {name}: {rates[name] / 1e6:.2f} million events per second")
-    assert rates[NUMBA] > 5 * rates[PYTHON]
+    assert rates[NUMBA] > 20 * rates[PYTHON]
