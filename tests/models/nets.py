@@ -59,7 +59,13 @@ def positions_of(net: nn.Module, inputs: Inputs, **options: object) -> Tensor:
 
 
 def assert_padding_never_matters(net: nn.Module, together: Inputs, alone: list[Inputs]) -> None:
-    """A padded batch gives the logits of its samples alone, and the sum of their gradients. In float64."""
+    """A padded batch gives the tokens and logits of its samples alone, and the sum of their gradients. In float64."""
+    features = net.forward_features(**together)
+    for found, inputs in zip(features, alone, strict=True):
+        (want,) = net.forward_features(**inputs)
+        if not inputs.get("lengths", torch.ones(1)).any():
+            want = want[: int(net.cls is not None)]  # the rest is padding
+        torch.testing.assert_close(found[: len(want)], want, rtol=1e-9, atol=1e-9)
     g = torch.Generator().manual_seed(7)
     weight = torch.randn(len(alone), net.classifier.out_features, generator=g, dtype=torch.float64)
     logits, grads = logits_and_gradients(net, together, weight)
