@@ -61,6 +61,23 @@ def test_clips_of_all_lengths(count, tmp_path):
     assert not video["video"][:, len(frames) :].any()
 
 
+@pytest.mark.parametrize(("height", "width"), [(3, 5), (1, 1)])
+def test_the_smallest_pictures(height, width, tmp_path):
+    av = pytest.importorskip("av")
+    picture = np.arange(height * width * 3, dtype=np.uint8).reshape(height, width, 3)
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        stream = container.add_stream("ffv1", rate=25)
+        stream.height, stream.width, stream.pix_fmt = height, width, "bgr0"
+        for _ in range(12):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
+    frames, problem = read_clip(tmp_path / "a.mkv")
+    assert (frames.shape, problem) == ((4, 3, height, width), "")
+    assert np.array_equal(frames[0].permute(1, 2, 0).numpy(), picture)
+    train = Videos(tmp_path, ["a.mkv"], [0], classes=1, height=24, width=32, augment=Augment())
+    assert all(train[Key(0, epoch)]["video"].isfinite().all() for epoch in range(20))
+
+
 def test_frames_of_other_sizes_follow_the_first(monkeypatch):
     images = {i: grey(i, 8 + 2 * (i > 1), 12) for i in (0, 1, 10, 11)}
     monkeypatch.setattr(clips, "read_frames", lambda path, indices: Frames(images, 12))

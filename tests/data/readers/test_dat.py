@@ -128,6 +128,24 @@ def test_no_file(tmp_path):
         dat.DatFile(tmp_path / "none.dat")
 
 
+@pytest.mark.parametrize("back", range(1, 8))
+def test_order_is_checked_across_pieces(back, tmp_path, monkeypatch):
+    """Equal times are in order; a step back is found wherever pieces begin."""
+    monkeypatch.setattr(dat, "PIECE", 3)
+    times = np.array([5, 5, 6, 6, 7, 8, 8, 9])
+    dat.write(tmp_path / "a.dat", Events.of(times, *np.zeros((3, 8), int)), text=False)
+    dat.DatFile(tmp_path / "a.dat").check_order()
+    times[back:] -= 4
+    dat.write(tmp_path / "a.dat", Events.of(times, *np.zeros((3, 8), int)), text=False)
+    file = dat.DatFile(tmp_path / "a.dat")
+    with pytest.raises(
+        FormatError, match=rf"at byte {8 * back}: time goes back from \d to \d at event {back}, expected"
+    ):
+        file.check_order()
+    file.check_order(back)
+    file.check_order(0, back)
+
+
 @given(times=st.lists(st.integers(0, 30)), asked=st.integers(-2, 33))
 def test_binary_search(times, asked, tmp_path_factory):
     path = tmp_path_factory.mktemp("dat") / "a.dat"

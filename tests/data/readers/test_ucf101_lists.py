@@ -76,6 +76,13 @@ def test_lists(put):
     assert (other[1].label, other[1].path) == (1, "handStandPushups/v_HandStandPushups_g09_c12.avi")  # verbatim
 
 
+def test_names_need_not_be_ascii(put):
+    line = "Bogenschießen/v_Bogenschießen_g01_c02.avi"
+    assert read_list(put(f"{line} 1\r\n".encode()), ["Bogenschießen"]) == [Clip(line, 0, 1)]
+    with pytest.raises(FormatError, match="line 2: not text in UTF-8"):
+        read_list(put(b"Archery/v_g01_c01.avi\n" + line.encode("latin-1")), CLASSES)
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
