@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,19 @@ from typing import Any
 
 from . import __version__
 from .commands import analyze, bench_tokenizer, experiments, prepare_events, prepare_video
-from .commands.base import Parser, UserError, command, image_size, integer, judge, names, seconds, several
+from .commands.base import (
+    Parser,
+    UserError,
+    command,
+    describe,
+    image_size,
+    integer,
+    judge,
+    names,
+    seconds,
+    several,
+    wrote,
+)
 
 
 def _doctor(args: argparse.Namespace) -> None:
@@ -37,8 +50,10 @@ def _bench_attention(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     results = bench_attention.run(device=args.device, seconds=args.seconds, quick=args.quick)
     print(bench_attention.markdown(results))
-    for path in bench_attention.write(results, args.out):
-        print(f"wrote {path}", file=sys.stderr)
+    try:
+        wrote(bench_attention.write(results, args.out))
+    except OSError as error:
+        raise UserError(f"parapos bench attention: {describe(error)}") from None
 
 
 def _track(items: Sequence[int], name: str) -> Iterator[int]:
@@ -70,7 +85,7 @@ def _prepare_imagenet(args: argparse.Namespace) -> None:
             out = args.root / "validation.txt"
             print(f"wrote {out}, sha256 {imagenet.write_split(args.root, out)}")
     except (FormatError, OSError) as error:
-        raise UserError(f"parapos prepare imagenet: {error}") from None
+        raise UserError(f"parapos prepare imagenet: {describe(error)}") from None
 
 
 def _changes(argv: list[str]) -> dict[str, str]:
@@ -105,8 +120,8 @@ def _engine(name: str, **options: Any) -> None:
         raise UserError(f"{told}: {error}; install it with: pip install 'parapos[train]'") from None
     try:
         code = getattr(command, name)(**options)
-    except (RecipeError, CheckpointError, FormatError) as error:
-        raise UserError(f"{told}: {error}") from None
+    except (RecipeError, CheckpointError, FormatError, OSError) as error:
+        raise UserError(f"{told}: {describe(error)}") from None
     if code:
         raise SystemExit(code)
 
@@ -123,8 +138,10 @@ def _bench_model(args: argparse.Namespace) -> None:
     results = bench_model.run(**{name: getattr(args, name) for name in names})
     told = bench_model_view.markdown(results)
     print(told)
-    for path in measure.write(results, told, bench_model_view.plot, args.out):
-        print(f"wrote {path}", file=sys.stderr)
+    try:
+        wrote(measure.write(results, told, bench_model_view.plot, args.out))
+    except OSError as error:
+        raise UserError(f"parapos bench model: {describe(error)}") from None
 
 
 def _bench_profile(args: argparse.Namespace) -> None:
@@ -298,6 +315,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns 0, or 2 with one line on stderr if the command line is wrong."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     try:
         words = list(sys.argv[1:] if argv is None else argv)
         changes = _changes(words) if words[:1] in (["train"], ["table"], ["sweep"]) else {}

@@ -21,7 +21,7 @@ def parapos(*argv):
 
 def kill_when(path, *argv, seconds=600):
     """A command in a process of its own, ended by SIGKILL as soon as a file is there; its exit code."""
-    command = [sys.executable, "-m", "parapos.cli", *map(str, argv)]
+    command = [sys.executable, "-m", "parapos", *map(str, argv)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
         until = time.monotonic() + seconds
         while not path.exists() and process.poll() is None and time.monotonic() < until:

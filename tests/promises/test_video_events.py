@@ -3,6 +3,7 @@ tables, analysis. Every step is a command; only what is killed needs a process o
 
 import re
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 
 from parapos import cli
 from parapos.data.batch import collate
+from parapos.data.sampling import Key
 from parapos.report import tables
 from parapos.training import checkpoint, fit
 
@@ -186,3 +188,12 @@ def test_gestures_are_counted(data, tmp_path, capsys):
     argv = ["table", table, "--root", tmp_path / "runs", "--data.root", data]
     parapos(*argv, *words(COMMON | TINY["dvsgesture"] | {"optim.epochs": "1"}))
     assert re.search(r"\| \d+\.\d = \d+/24 \(-\) \|", capsys.readouterr().out)
+
+
+def test_the_training_split_is_judged_as_it_is(subject):
+    name, _, folder = subject
+    wanted = fit.load_run(folder)
+    wanted = replace(wanted, augment=replace(wanted.augment, sample={}))  # varied as the paper does
+    for dataset, same in ((wanted.dataset("train"), False), (wanted.judged("train"), True)):
+        first, second = (dataset[Key(0, epoch)] for epoch in (1, 2))
+        assert all(torch.equal(torch.as_tensor(first[x]), torch.as_tensor(second[x])) for x in first) == same, name

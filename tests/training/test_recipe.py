@@ -79,6 +79,12 @@ def test_an_encoding_is_chosen_by_its_name(encoding):
     assert model.chosen["drop_path"] == 0.05
 
 
+def test_an_option_may_not_be_given_in_vain():
+    with pytest.raises(RecipeError, match=r"model.options.parabolas: has no effect, model.encodings.pape.parabolas"):
+        recipe.load("digits", {"model.options.parabolas": "3"})
+    assert recipe.load("digits", {"model.encodings.pape.parabolas": "3"}).model.chosen["parabolas"] == 3
+
+
 def test_extends(write):
     write(MINIMAL, "base.toml")
     path = write('extends = "base.toml"\n[optim]\nlr = 5e-3\n[model.options]\ndepth = 1\n')
@@ -116,6 +122,13 @@ def test_extends(write):
         ("model.encodings.pap.parabolas", "3", r"model.encodings.pap: .*did you mean 'pape'"),
         ("model.encodings.pape.parabola", "3", r"model: .*did you mean 'parabolas'"),
         ("model.encodings.pape", "3", r"model.encodings.pape: expected a table, got 3"),
+        ("model.options.dim", "abc", r"model.options.dim: expected a whole number, got 'abc'"),
+        ("model.options.dim", "-4", r"model: .*negative dimension -4"),
+        ("model.options.drop_path", "often", r"model.options.drop_path: expected a number, got 'often'"),
+        ("model.options.strict", "1", r"model.options.strict: expected true or false, got 1"),
+        ("model.options.parabolas", "2.5", r"model.options.parabolas: expected a whole number, got 2.5"),
+        ("run.threads", "100000", r"run.threads: expected from 0 to 1024, got 100000"),
+        ("data.workers", "100000", r"data.workers: expected from 0 to 1024, got 100000"),
         ("model.options.num_classes", "3", r"model.options.num_classes: not an option"),
         ("model.name.x", "3", r"model.name.x: model.name is not a table"),
         ("data.name", "digit", r"data.name: .*did you mean 'digits'"),

@@ -54,9 +54,16 @@ def names(known: Sequence[str]) -> Callable[[str], list[str]]:
         for name in found:
             if name not in known:
                 raise argparse.ArgumentTypeError(f"unknown {name!r}, expected some of {','.join(known)}")
+        if (twice := repeated(found)) is not None:
+            raise argparse.ArgumentTypeError(f"expected each once, got {twice} twice")
         return found
 
     return parse
+
+
+def repeated(things: Sequence[str]) -> str | None:
+    """The first that is there a second time."""
+    return next((thing for place, thing in enumerate(things) if thing in things[:place]), None)
 
 
 def several(parse: Callable[[str], int]) -> Callable[[str], list[int]]:
@@ -82,6 +89,13 @@ def wrote(paths: Sequence[Path]) -> None:
         tell(f"wrote {path}")
 
 
+def describe(error: Exception) -> str:
+    """An error in one line; one of a file as "file: what is wrong"."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split("\n")) or type(error).__name__
+
+
 def guarded(name: str, work: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
     """The work of a command, with its errors as one line and missing packages by the name of what brings them."""
 
@@ -98,7 +112,7 @@ def guarded(name: str, work: Callable[[argparse.Namespace], None]) -> Callable[[
         try:
             work(args)
         except (RecipeError, CheckpointError, FormatError, ReportError, OSError) as error:
-            raise UserError(f"parapos {name}: {error}") from None
+            raise UserError(f"parapos {name}: {describe(error)}") from None
         except ModuleNotFoundError as error:
             raise UserError(f"parapos {name}: {error}; install it with: pip install 'parapos[train,report]'") from None
         except Stopped as stop:

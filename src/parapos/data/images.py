@@ -6,6 +6,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ class Images:
     random says that the transform is; it then draws from (seed, epoch, index) alone. corrupt: "error" raises the
     FormatError of an unreadable file, "skip" takes the next readable one in its place and notes it in `skipped`,
     which is shared by all workers. subset: the classes that occur, if the benchmark also asks for answers among them.
+    judged: the transform of evaluation, if another.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class Images:
         upright: bool = True,
         corrupt: str = "error",
         subset: Sequence[int] | None = None,
+        judged: nn.Module | None = None,
     ) -> None:
         if corrupt not in ("error", "skip"):
             raise ValueError(f"corrupt must be 'error' or 'skip', got {corrupt!r}")
@@ -144,11 +147,17 @@ class Images:
             bad = self.labels.min() if self.labels.min() < 0 else self.labels.max()
             raise ValueError(f"labels must be from 0 to {classes - 1}, got {int(bad)}")
         self.classes, self.transform, self.random, self.seed = classes, transform, random, seed
-        self.upright, self.corrupt, self.subset = upright, corrupt, subset
+        self.upright, self.corrupt, self.subset, self.judged = upright, corrupt, subset, judged or transform
         self.skipped = torch.zeros(len(self.files), dtype=torch.bool).share_memory_()
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def as_judged(self) -> Images:
+        """The same images as an evaluation sees them: each once, not varied."""
+        other = copy(self)
+        other.transform, other.random, other.corrupt = self.judged, False, "error"
+        return other
 
     def path(self, index: int) -> Path:
         return self.root / self.files[index]
@@ -238,11 +247,8 @@ def open_images(
     replace an image. subset=True: the benchmark also asks for answers among the classes that occur.
     """
     random = split == "train"
-    transform = (
-        train_transform(size, augment, normalize=normalize)
-        if random
-        else eval_transform(size, crop=crop, normalize=normalize)
-    )
+    judged = eval_transform(size, crop=crop, normalize=normalize)
+    transform = train_transform(size, augment, normalize=normalize) if random else judged
     listing = read()
     return Images(
         listing.root,
@@ -255,6 +261,7 @@ def open_images(
         upright=upright,
         corrupt=corrupt if random else "error",
         subset=sorted(set(listing.labels)) if subset else None,
+        judged=judged,
     )
 
 

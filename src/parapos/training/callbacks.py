@@ -24,7 +24,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 
-from . import checkpoint
+from . import checkpoint, rows
 from .task import NonFiniteLoss, Task
 
 SHOWN = 8  # samples that an error names
@@ -45,15 +45,17 @@ class Recorder:
         self.path, self.loggers = path, loggers
         self.columns = ["step", "epoch", "lr", "train_loss", *(f"val_{name}" for name in metric_names)]
 
-    def rewind(self, rows: int) -> str | None:
+    def rewind(self, known: int) -> str | None:
         """Keeps the first rows that a checkpoint knows, and makes the file if there is none. Says what is missing."""
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
-        kept = [line for line in lines[1:] if line.endswith("\n")][:rows]
-        header = ",".join(self.columns) + "\n"
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        kept = [line for line in lines[1:] if line.endswith(b"\n")][:known]
+        header = f"{','.join(self.columns)}\n".encode()
         if lines and lines[0] != header:
             raise checkpoint.CheckpointError(f"{self.path}: expected the columns {','.join(self.columns)}")
-        checkpoint.write(self.path, "".join([header, *kept]).encode())
-        return f"{self.path}: has {len(kept)} of {rows} rows; the others are lost" if len(kept) < rows else None
+        data = b"".join([header, *kept])
+        rows.parse(self.path, data, self.columns, numbers=self.columns)
+        checkpoint.write(self.path, data)
+        return f"{self.path}: has {len(kept)} of {known} rows; the others are lost" if len(kept) < known else None
 
     def add(self, row: dict[str, Any]) -> None:
         text = io.StringIO()

@@ -10,11 +10,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
 import re
 import sys
+import warnings
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,22 @@ FORMAT = 1
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint or weights file is damaged, foreign or dangerous. The message names it."""
+    """A file of a run is damaged, foreign or dangerous. The message names it."""
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
     """Puts a file in place at once: it holds the old content or the new, whatever happens on the way."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:  # a full disk does not say which file
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -76,7 +81,7 @@ def damage(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
         return None if bad is None else f"checksum of {bad} does not match"
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+    except Exception as error:  # whatever a reader of archives stumbles over
         return f"truncated or not a checkpoint ({error})"
 
 
@@ -87,9 +92,12 @@ def load(path: Path) -> dict[str, Any]:
     if (wrong := damage(path)) is not None:
         raise CheckpointError(f"{path}: {wrong}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what a foreign file might need
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's own words advise to load it unsafely
+        foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = f"it names {foreign[1]}" if foreign else f"{type(error).__name__} while reading it"
         raise CheckpointError(f"{path}: refused, expected plain types alone: {reason}") from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: expected a dictionary, got {type(state).__name__}")
@@ -137,7 +145,7 @@ def export(path: str | Path, weights: Mapping[str, Tensor], **about: Any) -> Non
 
 def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     """The model of an exported file in evaluation mode, and what the file says about itself."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such file")
@@ -145,18 +153,42 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except OSError:
+        raise
+    except Exception as error:
         raise CheckpointError(f"{path}: not safetensors: {error}") from None
     try:
-        about: dict[str, Any] = json.loads(header.get(HEADER, "{}"))
-        if about.get("format") != FORMAT:
-            raise ValueError(f"expected format {FORMAT}, got {about.get('format', 'none')}")
-        name, options = about["model"], about["options"]
-        model = create_model(name, encoding=about["encoding"], num_classes=about["classes"], **options)
+        about = _about(header.get(HEADER, "{}"))
+        build = partial(create_model, about["model"], encoding=about["encoding"], num_classes=about["classes"])
+        with torch.device("meta"):  # before memory is taken for whatever the header says
+            compare(build(**about["options"]).state_dict(), weights)
+        model = build(**about["options"])
         model.to(next(iter(weights.values())).dtype).load_state_dict(weights)
-    except (KeyError, StopIteration, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: header and weights do not make a model: {error}") from None
+    except Exception as error:
+        told = str(error) or type(error).__name__
+        raise CheckpointError(f"{path}: header and weights do not make a model: {told}") from None
     return model.eval(), about
+
+
+def _about(text: str) -> dict[str, Any]:
+    """What a weights file says about itself, if it says what is needed."""
+    about = json.loads(text)
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        got = about.get("format", "none") if isinstance(about, dict) else type(about).__name__
+        raise ValueError(f"expected format {FORMAT}, got {got}")
+    for key, kind in {"model": str, "encoding": str, "options": dict, "classes": int, "size": int}.items():
+        if type(about.get(key)) is not kind and (key in about or key != "size"):
+            raise ValueError(f"{key}: expected {kind.__name__}, got {about.get(key, 'none')!r}")
+    return about
+
+
+def compare(wanted: Mapping[str, Tensor], found: Mapping[str, Any]) -> None:
+    """A ValueError for the first tensor whose name or shape is not the wanted one."""
+    for name in [*wanted, *found]:
+        a, b = wanted.get(name), found.get(name)
+        if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
+            told = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (a, b)]
+            raise ValueError(f"{name}: expected {told[0]}, got {told[1]}")
 
 
 class SafeIO(CheckpointIO):

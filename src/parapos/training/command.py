@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..malloc import keep_memory
 from ..report.text import table
-from . import checkpoint, fit, recipe
+from . import checkpoint, fit, recipe, rows
 from .callbacks import Stopped
 from .recipe import RecipeError
 from .task import NonFiniteLoss
@@ -46,6 +46,7 @@ def evaluate(
     """Prints the metrics of a run and adds them to its evaluations.csv. scale: a number, or "interpolate"."""
     keep_memory()
     wanted = fit.load_run(folder)
+    rows.read(folder / "evaluations.csv")  # tells that it is damaged before the work begins
     if scale == "interpolate":
         if not wanted.data.size:
             raise RecipeError(f"--position-scale: dataset {wanted.data.name} has no size to interpolate from")
@@ -75,10 +76,7 @@ def evaluate(
 
 def _add_row(path: Path, row: Mapping[str, object]) -> None:
     """Adds a row to a CSV file. Columns that are new come last, and are empty in the rows before."""
-    old: list[dict[str, str]] = []
-    if path.exists():
-        with open(path, encoding="utf-8", newline="") as file:
-            old = list(csv.DictReader(file))
+    old = rows.read(path)
     columns = dict.fromkeys([*(old[0] if old else ()), *row])
     text = io.StringIO()
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")

@@ -21,7 +21,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,16 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
-from torch.utils.data import DataLoader
 
 from .. import __version__
 from ..blocks import Block
 from ..data import Dataset
-from ..data.batch import collate
 from ..data.sampling import EvalBatches, Plan, TrainBatches
-from . import checkpoint, recipe
-from .callbacks import Display, Engine, Recorder
+from . import checkpoint, recipe, state
+from .callbacks import Display, Engine, Recorder, Stopped
+from .loading import Loader, count_skipped
 from .recipe import Recipe, RecipeError
-from .schema import Run
+from .schema import Bad, Run
 from .task import Classification, Progress
 
 PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "safetensors", "numpy")
@@ -54,8 +52,7 @@ def train(wanted: Recipe, folder: Path, *, must_exist: bool = False) -> str:
     Raises RecipeError before any data is read, CheckpointError, NonFiniteLoss, or Stopped after a signal.
     """
     wanted = _absolute(wanted)
-    resumed, state = _take_up(wanted, folder, must_exist)
-    progress = Progress(**state["parapos"]["progress"]) if state else Progress()
+    resumed, held, progress, samples = _take_up(wanted, folder, must_exist)
     if progress.validated == wanted.optim.epochs:
         return f"{folder} is finished: {_best(progress)}"
     loggers = _loggers(wanted.run, folder, progress.step)
@@ -71,12 +68,15 @@ def train(wanted: Recipe, folder: Path, *, must_exist: bool = False) -> str:
         plan = Plan(
             samples=len(training), batch=wanted.optim.batch, part=part, seed=wanted.run.seed, world=world, rank=rank
         )
-        if state and state["parapos"]["samples"] != len(training):
-            told = f"{state['parapos']['samples']} training samples as when the run began, got {len(training)}"
+        if resumed and samples != len(training):
+            told = f"{samples} training samples as when the run began, got {len(training)}"
             raise RecipeError(f"data: expected {told}")
         torch.manual_seed(wanted.run.seed)
         task = Classification(wanted.model.build(training.classes), wanted, training.classes)
         task.plan = plan
+        if resumed:
+            state.check(held, resumed, task)
+            held = {}
         recorder = display = None
         if rank == 0:
             _begin(wanted, folder, world)
@@ -94,9 +94,15 @@ def train(wanted: Recipe, folder: Path, *, must_exist: bool = False) -> str:
         trainer.fit_loop.max_epochs = wanted.optim.epochs - done
         trainer.callbacks.append(Engine(folder, recorder, display))  # type: ignore[attr-defined]
         batches = TrainBatches(plan, lambda: task.progress.step)
-        loader = _loader(wanted, training, batches)
+        loader = Loader(training, batches, wanted.data.workers)
         task.eval_batches = EvalBatches(samples=len(validation), batch=wanted.data.eval_batch, world=world, rank=rank)
-        trainer.fit(task, loader, _loader(wanted, validation, task.eval_batches), ckpt_path=resumed and str(resumed))
+        judged = Loader(validation, task.eval_batches, wanted.data.workers)
+        try:
+            trainer.fit(task, loader, judged, ckpt_path=resumed and str(resumed))
+        except Stopped:
+            _tell_skipped(training, validation)
+            raise
+        _tell_skipped(training, validation)
     return f"{folder} is finished: {_best(task.progress)}"
 
 
@@ -122,9 +128,10 @@ def evaluate(
     patch = getattr(model, "patch", 1)
     if size is not None and (size < 1 or size % patch):
         raise RecipeError(f"size: expected a multiple of the model's patch size {patch}, got {size}")
-    dataset = wanted.dataset(split, data, **changes)
+    dataset = wanted.judged(split, data, **changes)
     if dataset.classes != about["classes"]:
-        raise RecipeError(f"{data}: has {dataset.classes} classes, the model has {about['classes']}")
+        told = f"dataset {data or wanted.data.name}: has {dataset.classes} classes"
+        raise RecipeError(f"{told}, the model has {about['classes']}")
     run = _as_possible(wanted.run)
     with _quiet(run):
         trainer = _trainer(run, logger=False)
@@ -134,8 +141,15 @@ def evaluate(
         world, rank = trainer.world_size, trainer.global_rank
         batch = batch or wanted.data.eval_batch
         task.eval_batches = EvalBatches(samples=len(dataset), batch=batch, world=world, rank=rank)
-        trainer.validate(task, _loader(wanted, dataset, task.eval_batches), verbose=False)
+        trainer.validate(task, Loader(dataset, task.eval_batches, wanted.data.workers), verbose=False)
+        _tell_skipped(dataset)
     return {"samples": float(len(dataset)), **task.results}
+
+
+def _tell_skipped(*datasets: Dataset) -> None:
+    for dataset in datasets:
+        if (told := count_skipped(dataset)) and is_first():
+            print(told, file=sys.stderr)
 
 
 def is_first() -> bool:
@@ -150,8 +164,11 @@ def load_run(folder: Path) -> Recipe:
     return recipe.load(folder / "recipe.toml")
 
 
-def _take_up(wanted: Recipe, folder: Path, must_exist: bool) -> tuple[Path | None, dict[str, Any] | None]:
-    """The checkpoint to go on from and what it holds, or nothing. A folder of another recipe is refused."""
+def _take_up(
+    wanted: Recipe, folder: Path, must_exist: bool
+) -> tuple[Path | None, dict[str, Any], Progress, int | None]:
+    """The checkpoint to go on from, what it holds, how far it is and of how many samples; without one, None, nothing
+    and the start. A folder of another recipe is refused."""
     known = folder / "recipe.toml"
     if folder.exists() and not folder.is_dir():
         raise RecipeError(f"{folder}: expected a folder for the run, got a file")
@@ -160,18 +177,19 @@ def _take_up(wanted: Recipe, folder: Path, must_exist: bool) -> tuple[Path | Non
             raise RecipeError(f"{folder}: nothing to resume, it has no recipe.toml")
         if is_first() and folder.exists() and any(path.name != ".recipe.toml.tmp" for path in folder.iterdir()):
             raise RecipeError(f"{folder}: expected an empty folder or a run, it has no recipe.toml")
-        return None, None
+        return None, {}, Progress(), None
     if change := recipe.difference(load_run(folder), wanted):
         raise RecipeError(f"{folder}: holds a run of another recipe ({change}); take another --out or the same recipe")
     found, messages = checkpoint.latest(folder / "checkpoints")
     for message in messages if is_first() else ():
         print(message, file=sys.stderr)
-    state = checkpoint.load(found) if found else None
-    if state is not None and "parapos" not in state:
-        raise checkpoint.CheckpointError(
-            f"{found}: not a checkpoint of a run, it has only {', '.join(map(str, state))}"
-        )
-    return found, state
+    if found is not None:
+        return found, *state.load(found)
+    if must_exist:
+        raise RecipeError(f"{folder}: nothing to resume, it has no checkpoints")
+    if (folder / "metrics.csv").exists() and is_first():
+        print(f"{folder}: has no checkpoints, beginning anew", file=sys.stderr)
+    return None, {}, Progress(), None
 
 
 def _begin(wanted: Recipe, folder: Path, world: int) -> None:
@@ -181,7 +199,12 @@ def _begin(wanted: Recipe, folder: Path, world: int) -> None:
         for path in name.glob(".*.tmp"):
             path.unlink(missing_ok=True)
     versions = folder / "versions.json"
-    told = json.loads(versions.read_text()) if versions.exists() else []
+    try:
+        told = json.loads(versions.read_bytes()) if versions.exists() else []
+    except ValueError as error:
+        raise checkpoint.CheckpointError(f"{versions}: not JSON: {error}") from None
+    if not isinstance(told, list):
+        raise checkpoint.CheckpointError(f"{versions}: expected a list, got {type(told).__name__}")
     now = {**_versions(), "processes": world}
     if not told or told[-1] != now:
         if told:
@@ -208,19 +231,10 @@ def _absolute(wanted: Recipe) -> Recipe:
     if not wanted.data.root:
         return wanted
     root = str(Path(wanted.data.root).expanduser().resolve())
-    return dataclasses.replace(wanted, data=dataclasses.replace(wanted.data, root=root))
-
-
-def _loader(wanted: Recipe, dataset: Dataset, batches: TrainBatches | EvalBatches) -> DataLoader[Any]:
-    workers = wanted.data.workers
-    return DataLoader(
-        dataset,  # type: ignore[arg-type]
-        batch_sampler=batches,
-        collate_fn=partial(collate, ragged=getattr(dataset, "ragged", ())),
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        pin_memory=torch.cuda.is_available(),
-    )
+    try:
+        return dataclasses.replace(wanted, data=dataclasses.replace(wanted.data, root=root))
+    except Bad as bad:
+        raise RecipeError(f"data.{bad.key}: {bad.message}") from None
 
 
 def _loggers(run: Run, folder: Path, step: int) -> list[Logger]:

@@ -20,8 +20,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
+from ..blocks import Attention
 from ..data import DATASETS, Dataset, FormatError, create_dataset
-from ..encodings import nearest
+from ..encodings import ENCODINGS, nearest
+from ..models import MODELS
 from .schema import Augment, Bad, Data, Model, Optim, Run
 
 
@@ -44,6 +46,10 @@ class Recipe:
         """The whole recipe as TOML, defaults included."""
         return "\n".join(_section(name, section) for name, section in dataclasses.asdict(self).items())
 
+    def judged(self, split: str, name: str | None = None, **changes: Any) -> Dataset:
+        """`dataset` for an evaluation: samples of a training split are not varied."""
+        return _as_judged(self.dataset(split, name, **changes))
+
     def dataset(self, split: str, name: str | None = None, **changes: Any) -> Dataset:
         """A split of the data. name: another dataset, with those of the options that it knows. changes: options."""
         if name is not None and name not in DATASETS:
@@ -59,9 +65,12 @@ class Recipe:
         if self.augment.sample and split == "train":
             given["augment"] = module.Augment(**_tuples(self.augment.sample))
         optional = ("seed",) if name is None else tuple(given)
-        given = {key: value for key, value in given.items() if key in parameters or key not in optional}
+        given = {key: value for key, value in given.items() if key in parameters or key not in optional} | changes
+        for key, parameter in parameters.items():
+            if parameter.default is parameter.empty and key != "split" and key not in given:
+                raise RecipeError(f"data.{key}: missing, dataset {name or self.data.name} needs it; give --{key}")
         try:
-            return create_dataset(name or self.data.name, split, **{**given, **changes})
+            return create_dataset(name or self.data.name, split, **given)
         except FormatError:
             raise
         except ValueError as error:
@@ -216,6 +225,16 @@ def _factory(name: str) -> tuple[Any, typing.Callable[..., Any]]:
     return module, getattr(module, DATASETS[name][1])
 
 
+def _as_judged(dataset: Any) -> Any:
+    """A dataset without variation. Those that vary samples have either a method for it, or an attribute."""
+    if hasattr(dataset, "as_judged"):
+        return dataset.as_judged()
+    for name in ("augment", "transform"):
+        if hasattr(dataset, name):
+            setattr(dataset, name, None)
+    return dataset
+
+
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
@@ -243,11 +262,12 @@ def _check_together(recipe: Recipe) -> None:
         _known_fields(module.Augment, recipe.augment.sample)
     if recipe.optim.ema and run.strategy == "fsdp":
         raise Bad("optim.ema", "cannot be combined with run.strategy = 'fsdp', which cuts the weights into pieces")
+    _check_options(recipe.model)
     try:
         with torch.device("meta"):
             model = recipe.model.build(2)
-    except (TypeError, ValueError) as error:
-        raise Bad("model", str(error)) from None
+    except Exception as error:  # layers raise whatever they stumble over
+        raise Bad("model", str(error) or type(error).__name__) from None
     inputs = getattr(model, "inputs", ("image",))
     for key in ("mixup", "cutmix"):
         if getattr(recipe.augment, key) and "image" not in inputs:
@@ -258,6 +278,21 @@ def _check_together(recipe: Recipe) -> None:
         raise Bad("data.options.patch", f"expected the model's patch size {patch}, got {got}")
     if data.size % patch:
         raise Bad("data.size", f"expected a multiple of the model's patch size {patch}, got {data.size}")
+
+
+def _check_options(model: Model) -> None:
+    """Types of a model's options, as far as its class, the attention and the encoding tell them in their signatures."""
+    owners = (*MODELS[model.name][0].__mro__, Attention, *ENCODINGS[model.encoding].__mro__)
+    kinds: dict[str, Any] = {}
+    for owner in owners:
+        if "__init__" in vars(owner) and owner.__module__.startswith("parapos."):
+            kinds = {**get_type_hints(vars(owner)["__init__"]), **kinds}
+    for key, value in model.chosen.items():
+        kind = kinds.get(key)
+        if type(None) in get_args(kind) and len(get_args(kind)) == 2:
+            kind = get_args(kind)[0]
+        if kind in (int, float, str, bool):
+            _typed(f"model.options.{key}", value, kind)
 
 
 def _known_fields(cls: Any, values: Mapping[str, Any]) -> None:

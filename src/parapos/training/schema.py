@@ -14,6 +14,7 @@ from ..models import MODELS, create_model
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true")
 STRATEGIES = ("auto", "ddp", "fsdp")
 ACCELERATORS = ("auto", "cpu", "gpu")
+MOST = 1024  # threads, or workers, of a process: more are a mistake, and take all memory
 
 
 class Bad(Exception):
@@ -31,6 +32,14 @@ def _need(key: str, good: bool, expected: str, got: Any) -> None:
 
 def _known(key: str, name: str, known: list[str]) -> None:
     _need(key, name in known, f"one of {', '.join(known)}{nearest(name, known)}", name)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +62,8 @@ class Model:
         for name, table in self.encodings.items():
             _known(f"encodings.{name}", name, list(ENCODINGS))
             _need(f"encodings.{name}", isinstance(table, dict), "a table", table)
+        for key in self.options.keys() & self.encodings.get(self.encoding, {}).keys():
+            raise Bad(f"options.{key}", f"has no effect, model.encodings.{self.encoding}.{key} is given too")
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -79,7 +90,8 @@ class Data:
         _known("name", self.name, list(DATASETS))
         _need("size", self.size >= 0, "0 or more", self.size)
         _need("eval_batch", self.eval_batch >= 1, "at least 1", self.eval_batch)
-        _need("workers", self.workers >= 0, "0 or more", self.workers)
+        _need("workers", 0 <= self.workers <= MOST, f"from 0 to {MOST}", self.workers)
+        _need("root", _is_utf8(self.root), "a path in UTF-8, as the recipe of a run is", self.root)
         for key in ("root", "size", "seed", "augment"):
             if key in self.options:
                 raise Bad(f"options.{key}", "not an option: it has a key of its own in the recipe")
@@ -169,7 +181,7 @@ class Run:
         _known("precision", self.precision, list(PRECISIONS))
         _need("seed", 0 <= self.seed < 2**63, "from 0 to 2^63 - 1", self.seed)
         _need("devices", self.devices >= 0, "0 or more", self.devices)
-        _need("threads", self.threads >= 0, "0 or more", self.threads)
+        _need("threads", 0 <= self.threads <= MOST, f"from 0 to {MOST}", self.threads)
         _need("nodes", self.nodes >= 1, "at least 1", self.nodes)
         _need("log_every", self.log_every >= 1, "at least 1", self.log_every)
         _need("save_every", self.save_every >= 0, "0 or more", self.save_every)

@@ -1,0 +1,68 @@
+"""Batches of a dataset, read here or by worker processes. A file that cannot be read is the same error from both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..data import Dataset, FormatError
+from ..data.batch import collate
+from ..data.sampling import EvalBatches, Key, TrainBatches
+
+
+class _Samples:
+    """A dataset that hands over its errors instead of raising them: torch adds a worker's traceback to those."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: int | Key) -> Any:
+        try:
+            return self.dataset[key]
+        except (FormatError, OSError) as error:
+            return error
+
+
+def _batch(samples: Sequence[Any], ragged: Sequence[str]) -> Any:
+    wrong = next((sample for sample in samples if isinstance(sample, Exception)), None)
+    return collate(samples, ragged) if wrong is None else wrong
+
+
+class Loader(DataLoader[Any]):
+    def __init__(self, dataset: Dataset, batches: TrainBatches | EvalBatches, workers: int) -> None:
+        super().__init__(
+            _Samples(dataset),  # type: ignore[arg-type]
+            batch_sampler=batches,
+            collate_fn=partial(_batch, ragged=getattr(dataset, "ragged", ())),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for batch in super().__iter__():
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+
+
+def count_skipped(dataset: Dataset) -> str | None:
+    """How many samples could not be read, over all processes, and the first of them; None if all could."""
+    mask = getattr(dataset, "skipped", None)
+    if mask is None:
+        return None
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+        mask = mask.to(device, torch.uint8, copy=True)
+        torch.distributed.all_reduce(mask, op=torch.distributed.ReduceOp.MAX)
+    found = mask.nonzero().flatten().tolist()
+    path = getattr(dataset, "path", None)
+    first = f", the first is {path(found[0])}" if found and path is not None else ""
+    return f"{len(found)} of {len(dataset)} samples could not be read{first}" if found else None

@@ -1,0 +1,74 @@
+"""What a checkpoint of a run must hold, looked at before the run goes on from it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from torch import Tensor
+
+from . import checkpoint
+from .checkpoint import CheckpointError
+from .optim import make_optimizer
+from .task import Progress, Task
+
+
+def load(path: Path) -> tuple[dict[str, Any], Progress, int]:
+    """A checkpoint of a run: all of it, how far the run was, and on how many samples it trains."""
+    state = checkpoint.load(path)
+    own = state.get("parapos")
+    if not isinstance(own, dict):
+        raise CheckpointError(
+            f"{path}: not a checkpoint of a run, it has only {', '.join(map(str, state)) or 'nothing'}"
+        )
+    progress, samples = own.get("progress"), own.get("samples")
+    kinds = get_type_hints(Progress)
+    if not isinstance(progress, dict) or {key: type(value) for key, value in progress.items()} != kinds:
+        told = ", ".join(f"{field.name} ({kinds[field.name].__name__})" for field in fields(Progress))
+        raise CheckpointError(f"{path}: progress: expected {told}, got {str(progress)[:200]}")
+    if type(samples) is not int or samples < 1 or min(progress["step"], progress["validated"], progress["rows"]) < 0:
+        raise CheckpointError(
+            f"{path}: expected counts of steps, rows and samples, got {progress}, {samples!r} samples"
+        )
+    return state, Progress(**progress), samples
+
+
+def check(state: dict[str, Any], path: Path, task: Task) -> None:
+    """Whether the weights, their average and the optimizer's sums are those of a task."""
+    try:
+        checkpoint.compare(task.state_dict(), _dictionary(state, "state_dict"))
+        if task.average is not None:
+            checkpoint.compare(task.average.values, _dictionary(state["parapos"], "average"))
+        if task.recipe.run.strategy != "fsdp":  # which names the sums by parameter
+            _check_optimizer(state, task)
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: not of this run: {error}") from None
+
+
+def _dictionary(values: dict[str, Any], key: str) -> dict[str, Any]:
+    found = values.get(key)
+    if not isinstance(found, dict):
+        raise ValueError(f"{key}: expected a dictionary, got {type(found).__name__}")
+    return found
+
+
+def _check_optimizer(state: dict[str, Any], task: Task) -> None:
+    found = state.get("optimizer_states")
+    if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], dict):
+        raise ValueError(f"optimizer_states: expected a list of one dictionary, got {str(found)[:80]}")
+    groups, sums = found[0].get("param_groups"), _dictionary(found[0], "state")
+    fresh = make_optimizer(task.model, task.recipe.optim)
+    wanted = [{**group, "params": len(group["params"])} for group in fresh.param_groups]
+    if not isinstance(groups, list) or len(groups) != len(wanted):
+        raise ValueError(f"param_groups: expected {len(wanted)}, got {str(groups)[:80]}")
+    for group, like in zip(groups, wanted, strict=True):
+        if not isinstance(group, dict) or set(group) != set(like) or len(group["params"]) != like["params"]:
+            raise ValueError(f"param_groups: expected {', '.join(like)} of {like['params']} tensors")
+    parameters = [p for group in fresh.param_groups for p in group["params"]]
+    numbers = [number for group in groups for number in group["params"]]
+    for number, p in zip(numbers, parameters, strict=True):
+        own = _dictionary(sums, number) if sums else {}
+        for name in ("exp_avg", "exp_avg_sq") if sums else ():
+            if not isinstance(own.get(name), Tensor) or own[name].shape != p.shape:
+                raise ValueError(f"optimizer's {name} of tensor {number}: expected {tuple(p.shape)}")
