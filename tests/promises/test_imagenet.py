@@ -197,11 +197,16 @@ def test_two_runs_make_a_table(root, tmp_path, monkeypatch, capsys):
     assert min(size_of(runs / "tables" / "extrapolation.png")) > 300
 
     parapos("table", "ood", "--only", "pape", "--root", runs, *changes)  # of the same run
-    assert "Measured: 2 of 2." in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "Measured: 3 of 3." in told
     parapos("eval", runs / "imagenet-pape", "--data", "imagenet_r")
     (want,) = rows(runs / "imagenet-pape" / "evaluations.csv")
     (found,) = (row for row in rows(runs / "imagenet-pape" / "cells.csv") if row["data"] == "imagenet_r")
     assert found["top1"] == want["top1"]  # among all classes, as the paper's
+    assert found["top1_subset"] == want["top1_4"]
+    (line,) = (line for line in told.splitlines() if line.startswith("| pape"))
+    shown = [f"{100 * float(want[name]):.1f} ({figure})" for name, figure in (("top1", "29.4"), ("top1_4", "-"))]
+    assert [cell.strip() for cell in line.split("|")[3:5]] == shown
     capsys.readouterr()
 
     monkeypatch.setattr(fit, "train", None)  # nothing is done twice

@@ -1,5 +1,7 @@
 """The demo: it runs, says what the numbers say, keeps to its time, and reads folders of images."""
 
+import os
+
 import pytest
 import torch
 from torchvision.transforms import v2
@@ -101,7 +103,7 @@ def test_progress_is_read_from_files_that_grow(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,epoch,lr,train_loss,val_top1\n10,1,0.1,2.0,\n20,1,,,0.5\n30,2,0.1,1.")
     assert demo._state(job, 100, [32, 64], future) == demo.State(pytest.approx(0.18), "validation 50%")
     header = ",".join(sweep.COLUMNS)
-    (tmp_path / "cells.csv").write_text(f"{header}\nabc,32,1.0,,test,,10.0,1.0,0.75,0.7,0.7,0.7\n")
+    (tmp_path / "cells.csv").write_text(f"{header}\nabc,32,1.0,,test,,10.0,1.0,0.75,0.7,0.7,0.7,\n")
     assert demo._state(job, 20, [32, 64], future) == demo.State(pytest.approx(0.95), "testing, at 32 px 75%")
     future.set_result(None)
     assert demo._state(job, 20, [32, 64], future).told == "done, at 32 px 75%"
@@ -156,10 +158,32 @@ def test_demo_of_a_folder(tmp_path, capsys, monkeypatch):
         assert "holds a run of another demo (" in capsys.readouterr().err
 
 
+def test_a_folder_need_not_be_text(tmp_path, capsys, monkeypatch):
+    """Of any bytes; a root that must be written into a recipe is refused."""
+
+    def train_here(jobs, sizes, *more):
+        return sum(fit.train(job.wanted, job.folder) is not None for job in jobs)
+
+    monkeypatch.setattr(demo, "_train_all", train_here)
+    source = write_images(tmp_path / os.fsdecode(b"bad\xff"), each=10)
+    words = ["demo", "--quick", "--encodings", "none", "--out", str(tmp_path / "out")]
+    assert cli.main([*words, "--data", str(source)]) == 0
+    assert "bad\ufffd" in (tmp_path / "out" / "demo.md").read_text()
+    other = write_images(tmp_path / "other", each=10)
+    assert cli.main([*words, "--data", str(other)]) == 2
+    assert "made from " in capsys.readouterr().err
+    root = demo.lay_out(other, tmp_path / os.fsdecode(b"root\xff"), largest=28)
+    assert cli.main([*words[:-1], str(tmp_path / "new"), "--data", str(root)]) == 2
+    err = capsys.readouterr().err
+    assert "data.root: expected a path in UTF-8" in err
+    assert err.count("\n") == 1
+
+
 def test_errors_are_one_line(tmp_path, capsys):
     for words, message in (
         (f"--data {tmp_path}/none --out {tmp_path}/out", "no such folder"),
         ("--encodings pape,fourier", "unknown 'fourier'"),
+        ("--encodings pape,rope,pape", "expected each once, got pape twice"),
         ("--seconds 0", "positive number of seconds, got '0'"),
     ):
         assert cli.main(["demo", *words.split()]) == 2

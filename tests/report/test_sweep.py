@@ -9,6 +9,7 @@ import torch
 from parapos import cli
 from parapos.report import plots, sweep
 from parapos.training import checkpoint, fit
+from parapos.training.checkpoint import CheckpointError
 
 from .runs import make_run
 
@@ -114,6 +115,10 @@ def test_weights_alone(run, tmp_path, capsys):
     assert fit.load_run(tmp_path / "out").model.options["dim"] == 32  # of the file, not of the recipe
     assert cli.main(words[:4] + words[6:]) == 2
     assert "--recipe" in capsys.readouterr().err
+    for key in ("model.encoding", "optim.lr", "data.size"):
+        assert cli.main([*words, f"--{key}", "16"]) == 2
+        assert f"--{key}: expected nothing, {weights} says what the model is" in capsys.readouterr().err
+    assert cli.main([*words, "--data.eval_batch", "7", "--out", str(tmp_path / "other")]) == 0
 
 
 def test_errors_are_one_line(run, tmp_path, capsys):
@@ -122,7 +127,8 @@ def test_errors_are_one_line(run, tmp_path, capsys):
     for words, message in (
         (f"{run} {small} --sizes 16", "must be trained at one size, got"),
         (f"{small}/nothing --sizes 16", "not a run"),
-        (f"{run} --sizes 18", "multiple of the model's patch size 4, got 18"),
+        (f"{run} --sizes 16,18", "multiple of the model's patch size 4, got 18"),
+        (f"{run} {run}/../run --sizes 16", "must be different ones"),
         (f"{run} --sizes 16 --data cats", "unknown dataset 'cats'"),
         (f"{run} --sizes 16 --optim.lr 1", "for weights alone"),
         (f"{run}", "required: --sizes"),
@@ -133,7 +139,7 @@ def test_errors_are_one_line(run, tmp_path, capsys):
         assert err.count("\n") == 1
         assert out == ""
     (run / "cells.csv").write_text("a,b\n")
-    with pytest.raises(sweep.ReportError, match=r"expected the columns"):
+    with pytest.raises(CheckpointError, match=r"expected the columns"):
         sweep.run([run], [16])
     (run / "weights.safetensors").unlink()
     with pytest.raises(sweep.ReportError, match=r"has no weights.safetensors yet"):

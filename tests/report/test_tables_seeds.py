@@ -10,6 +10,7 @@ from parapos import cli
 from parapos.encodings import ENCODINGS
 from parapos.report import tables, tables_seeds
 from parapos.report.tables_seeds import Results
+from parapos.training.checkpoint import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -155,6 +156,9 @@ def test_raw_numbers_read_back(tiny, tmp_path):
         ("cells.csv", "data,row", "data,line", r"cells.csv: expected the columns data,row"),
         ("cells.csv", "digits,pape,3,1x", "digits,pape,x,1x", r"cells.csv: line 2: invalid literal"),
         ("curves.csv", "digits,pape,3,3", "digits,pape,3", r"curves.csv: line 2: 6 entries, expected 7"),
+        ("curves.csv", "digits,pape,3,3", "digits,pape,3,nan", r"curves.csv: line 2: invalid literal"),
+        ("cells.csv", "0.5\n", "\n", r"cells.csv: line 2: expected a number in every column"),
+        ("cells.csv", "0.5\n", "\udcff\n", r"cells.csv: line 2: not UTF-8"),
         ("curves.csv", None, None, r"curves.csv: no such file; give --results DIR"),
     ],
 )
@@ -165,8 +169,8 @@ def test_bad_raw_numbers_are_told(tiny, tmp_path, file, old, new, message):
         path.unlink()
     else:
         assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new, 1))
-    with pytest.raises(tables.ReportError, match=message):
+        path.write_bytes(path.read_text().replace(old, new, 1).encode(errors="surrogateescape"))
+    with pytest.raises((tables.ReportError, CheckpointError), match=message):
         tables_seeds.read_raw(tmp_path)
 
 

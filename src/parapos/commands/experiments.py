@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..encodings import list_encodings
-from .base import SPLITS, UserError, command, guarded, integer, names, seconds, several, tell, wrote
+from .base import SPLITS, UserError, command, guarded, integer, names, repeated, seconds, several, tell, wrote
 
 
 def _sweep(args: argparse.Namespace) -> None:
@@ -52,13 +52,15 @@ def _table(args: argparse.Namespace) -> None:
     for option, given in (("--jobs", args.jobs), ("--results", args.results)):
         if given is not None:
             raise UserError(f"parapos table {table.name}: {option} is for tables with seeds")
+    if args.tflops is not None and (table.bench or not args.dry_run):
+        raise UserError(f"parapos table {table.name}: --tflops is for --dry-run of a table that trains on GPUs")
     if table.bench:
         _bench_table(table, args)
         return
     runs = tables.resolve(table, args.root, args.changes, args.only)
     if args.dry_run:
         print(tables.markdown(table, tables.kept(runs), args.only) + "\n")
-        print(tables_cost.estimate(runs, args.tflops))
+        print(tables_cost.estimate(runs, args.tflops or tables_cost.TFLOPS))
         return
     others = tables.kept_others(table, args.root, args.changes, args.only)
     found = tables.kept(runs) if args.from_cache else tables.make(table, runs, args.root, tell, others)
@@ -70,6 +72,8 @@ def _seeds_table(table: Any, args: argparse.Namespace) -> None:
     """A table of means over seeds."""
     from ..report import tables_seeds
 
+    if args.tflops is not None:
+        raise UserError(f"parapos table {table.name}: --tflops is for tables that train on GPUs")
     default = Path("docs/results") if args.from_cache else args.root / "tables"
     out = args.results or default / table.name
     if args.from_cache:
@@ -101,6 +105,8 @@ def _bench_table(table: Any, args: argparse.Namespace) -> None:
         if name not in options["encodings"]:
             known = ", ".join(options["encodings"])
             raise UserError(f"parapos table {table.name}: --only: unknown row {name!r}, expected some of {known}")
+    if (twice := repeated(args.only)) is not None:
+        raise UserError(f"parapos table {table.name}: --only: expected each row once, got {twice} twice")
     options["encodings"] = args.only or options["encodings"]
     options["device"] = "cuda" if torch.cuda.is_available() else "cpu"
     options["dtype"] = "fp16" if torch.cuda.is_available() else "fp32"
@@ -114,7 +120,11 @@ def _bench_table(table: Any, args: argparse.Namespace) -> None:
     elif args.from_cache:
         if not kept.is_file():
             raise UserError(f"parapos table {table.name}: {kept}: no such file; measure it without --from-cache")
-        print(bench_model_view.markdown(json.loads(kept.read_text(encoding="utf-8"))))
+        try:
+            told = bench_model_view.markdown(json.loads(kept.read_bytes()))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise UserError(f"parapos table {table.name}: {kept}: damaged, {type(error).__name__}: {error}") from None
+        print(told)
     else:
         results = bench_model.run(**options)
         told = bench_model_view.markdown(results)
@@ -199,5 +209,7 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="with seeds: raw results, tables and plots; without it ROOT/tables/NAME, --from-cache docs/results/NAME",
     )
-    table.add_argument("--tflops", type=_positive, default=150.0, help="TFLOP/s that a GPU sustains, for the estimate")
+    table.add_argument(
+        "--tflops", type=_positive, help="TFLOP/s that a GPU sustains, for the estimate of --dry-run; without it 150"
+    )
     table.set_defaults(run=guarded("table", _table))

@@ -63,6 +63,9 @@ def run(
     quick: bool = False,
 ) -> Result:
     """Trains, tests, draws. data: a folder with a folder of images per class; without it, scikit-learn's digits."""
+    for place, name in enumerate(encodings):
+        if name in encodings[:place]:
+            raise ReportError(f"encodings: expected each once, got {name} twice")
     out.mkdir(parents=True, exist_ok=True)
     changes = dict(QUICK) if quick else {}
     if data is not None:
@@ -75,7 +78,7 @@ def run(
     ]
     epochs = _train_all(jobs, sizes, seconds, out / "log.txt")
     found = sweep.run([job.folder for job in jobs], sizes, interpolate="off")
-    what = "handwritten digits" if data is None else data.resolve().name
+    what = "handwritten digits" if data is None else _readable(data.resolve().name)
     title = f"Small ViTs trained on {what} at {first.data.size} px, tested far above"
     table = found.markdown()
     reading = read(found)
@@ -207,14 +210,13 @@ class State:
 
 def _state(job: Job, steps: int, sizes: Sequence[int], future: Future[Any]) -> State:
     step, accuracy = 0, ""
-    for row in workers.rows(job.folder / "metrics.csv"):
-        step = int(row["step"])
-        if row.get("val_top1"):
-            accuracy = f"validation {100 * float(row['val_top1']):.0f}%"
-    tested = workers.rows(job.folder / "cells.csv")
+    for row in workers.read(job.folder / "metrics.csv"):
+        step = row["step"]
+        if "val_top1" in row:
+            accuracy = f"validation {100 * row['val_top1']:.0f}%"
+    tested = workers.read(job.folder / "cells.csv")
     if tested:
-        last = tested[-1]
-        accuracy = f"at {last['size']} px {100 * float(last['top1']):.0f}%"
+        accuracy = f"at {tested[-1]['size']} px {100 * tested[-1]['top1']:.0f}%"
     if future.done():
         accuracy = f"done, {accuracy}"
     elif step >= steps and len(tested) < len(sizes):
@@ -305,8 +307,8 @@ def lay_out(source: Path, folder: Path, *, largest: int) -> Path:
         return source.resolve()
     done = folder / "source.txt"
     if done.is_file():
-        if done.read_text(encoding="utf-8") != str(source.resolve()):
-            raise ReportError(f"{folder}: made from {done.read_text(encoding='utf-8')}; take another --out")
+        if (other := os.fsdecode(done.read_bytes())) != str(source.resolve()):
+            raise ReportError(f"{folder}: made from {_readable(other)}; take another --out")
         return folder.resolve()
     files = {name: list_images(source / name) for name in names}
     few = [name for name in names if len(files[name]) < LEAST_IMAGES]
@@ -319,8 +321,13 @@ def lay_out(source: Path, folder: Path, *, largest: int) -> Path:
         for number, file in enumerate(order[:most]):
             split = next(split for split, tenths in SPLITS.items() if number % 10 in tenths)
             _copy_small(source / name / file, folder / split / name / f"{number:05d}.png", int(largest / 0.875))
-    checkpoint.write(done, str(source.resolve()).encode())
+    checkpoint.write(done, os.fsencode(source.resolve()))
     return folder.resolve()
+
+
+def _readable(name: str) -> str:
+    """A file name as text; what is not UTF-8 in it is replaced."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def _copy_small(source: Path, path: Path, side: int) -> None:

@@ -11,17 +11,20 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..training import checkpoint, fit, recipe
+import torch
+
+from ..training import checkpoint, fit, recipe, rows
 from . import plots
 from .text import table
 
 INTERPOLATE = ("both", "on", "off")
 METRICS = ("samples", "loss", "top1", "precision", "recall", "f1")
+SUBSET = "top1_subset"  # with answers among the classes that occur, where the benchmark also asks for that
 UNMEASURED = "-"
 
 
@@ -45,7 +48,8 @@ class Cell:
         return Cell(size, trained / size if interpolated else 1.0, **more)
 
 
-COLUMNS = ("weights", *Cell.__dataclass_fields__, *METRICS)
+KEY = ("weights", *Cell.__dataclass_fields__)
+COLUMNS = (*KEY, *METRICS, SUBSET)
 
 
 class Cells:
@@ -63,14 +67,13 @@ class Cells:
         return (self.weights, *(repr(x) if isinstance(x, float) else str(x) for x in astuple(cell)))
 
     def _rows(self) -> dict[tuple[str, ...], dict[str, float]]:
-        if not self.path.is_file():
-            return {}
-        with open(self.path, newline="", encoding="utf-8") as file:
-            lines = list(csv.reader(file))
-        if not lines or tuple(lines[0]) != COLUMNS:
-            raise ReportError(f"{self.path}: expected the columns {','.join(COLUMNS)}; remove it to begin anew")
-        split = len(COLUMNS) - len(METRICS)
-        return {tuple(line[:split]): dict(zip(METRICS, map(float, line[split:]), strict=True)) for line in lines[1:]}
+        found = {}
+        for number, row in enumerate(rows.read(self.path, COLUMNS, optional=[SUBSET], numbers=COLUMNS[len(KEY) :]), 2):
+            values = {name: row[name] for name in (*METRICS, SUBSET) if name in row}
+            if not values.keys() >= set(METRICS):
+                raise checkpoint.CheckpointError(f"{self.path}: line {number}: expected a number for every metric")
+            found[tuple(row[name] for name in KEY)] = values
+        return found
 
     def get(self, cell: Cell) -> dict[str, float] | None:
         """The kept result for these weights, or None."""
@@ -93,17 +96,20 @@ class Cells:
             data=cell.data or None,
             batch=batch,
         )
+        names = {SUBSET if name.startswith("top1_") else name: name for name in found}
+        found = {name: found[names[name]] for name in (*METRICS, SUBSET) if name in names}
         if fit.is_first():
             self._keep(cell, found)
-        return {name: found[name] for name in METRICS}
+        return found
 
     def _keep(self, cell: Cell, found: dict[str, float]) -> None:
-        rows = self._rows()
-        rows[self._key(cell)] = found
+        kept = self._rows()
+        kept[self._key(cell)] = found
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows([*key, *(repr(float(values[name])) for name in METRICS)] for key, values in rows.items())
+        for key, values in kept.items():
+            writer.writerow([*key, *(repr(float(values[x])) if x in values else "" for x in (*METRICS, SUBSET))])
         checkpoint.write(self.path, text.getvalue().encode())
 
 
@@ -182,10 +188,15 @@ def run(
     trained, sizes = recipes[0].data.size, sorted(set(sizes))
     if not trained:
         raise ReportError(f"{runs[0]}: dataset {recipes[0].data.name} has no size to sweep")
-    known = [wanted.model.encoding for wanted in recipes]
-    rows = []
+    if len({folder.resolve() for folder in runs}) < len(runs):
+        raise ReportError("runs of one sweep must be different ones, got one of them twice")
     for folder, wanted in zip(runs, recipes, strict=True):
-        cells, encoding = Cells(folder), wanted.model.encoding
+        check_sizes(str(folder), wanted, sizes)
+    all_cells = [Cells(folder) for folder in runs]
+    known = [wanted.model.encoding for wanted in recipes]
+    lines = []
+    for folder, wanted, cells in zip(runs, recipes, all_cells, strict=True):
+        encoding = wanted.model.encoding
         name = plots.NAMES[encoding] if known.count(encoding) == 1 else folder.resolve().name
         for interpolated in {"both": (False, True), "on": (True,), "off": (False,)}[interpolate]:
             found = []
@@ -195,13 +206,25 @@ def run(
                 found.append(cells.measure(cell, batch))
                 told = f"{name}, {size} px{', interpolated' if interpolated else ''}"
                 tell(f"{told}: top-1 {found[-1]['top1']:.2%}{' (kept)' if old else ''}")
-            rows.append(Row(name, encoding, interpolated, tuple(found)))
-    return Sweep(tuple(sizes), trained, data or recipes[0].data.name, split, tuple(rows))
+            lines.append(Row(name, encoding, interpolated, tuple(found)))
+    return Sweep(tuple(sizes), trained, data or recipes[0].data.name, split, tuple(lines))
+
+
+def check_sizes(where: str, wanted: recipe.Recipe, sizes: Iterable[int]) -> None:
+    """Before anything is evaluated: whether a model can take images of these sizes."""
+    with torch.device("meta"):
+        patch = getattr(wanted.model.build(2), "patch", 1)
+    for size in sizes:
+        if size % patch:
+            raise ReportError(f"{where}: size: expected a multiple of the model's patch size {patch}, got {size}")
 
 
 def adopt(weights: Path, source: str, folder: Path, changes: dict[str, str]) -> Path:
     """Makes a run of a weights file alone: the recipe says how data are read, the file what the model is."""
     about = checkpoint.load_weights(weights)[1]
+    for key in changes:
+        if not key.startswith(("data.", "run.")) or (key == "data.size" and "size" in about):
+            raise ReportError(f"--{key}: expected nothing, {weights} says what the model is and was trained at")
     wanted = recipe.load(source, changes)
     values: dict[str, Any] = {name: dict(vars(getattr(wanted, name))) for name in ("data", "augment", "optim", "run")}
     values["optim"]["betas"] = list(values["optim"]["betas"])

@@ -1,12 +1,8 @@
 """The paper's tables as grids: rows are runs, columns are evaluations, the paper's figure stands beside each of ours.
 
-A table is a TOML file: `title`, `recipe`, `paper` (a section of paper.toml), [rows] with what each changes in it, and
-[columns] with what each evaluates: size, data, interpolate (true, or the rows for which it is), recipe if another one,
-split, measured = false for figures that only the paper has, folds (then a cell is the mean over runs of these), root (a
-folder within --data.root). A run is the folder ROOT/RECIPE-ROW, with -foldN after it, so tables share runs with one
-another and with `parapos train`; its cells are kept there, so a table that was killed goes on where it was.
-[compare] names two rows, and columns whose figures are tested for a difference. A table with `seeds` is of the kind
-that tables_seeds.py makes.
+What a table is stands in tables_spec.py. A run is the folder ROOT/RECIPE-ROW, with -foldN after it, so tables share
+runs with one another and with `parapos train`; its cells are kept there, so a table that was killed goes on where it
+was. A table with `seeds` is of the kind that tables_seeds.py makes.
 """
 
 from __future__ import annotations
@@ -14,180 +10,86 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import math
+import shlex
 import statistics
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from ..encodings import ENCODINGS, nearest
 from ..metrics import significance
-from ..training import checkpoint, fit, recipe
+from ..training import checkpoint, fit, recipe, rows, state
 from ..training.recipe import Recipe, RecipeError
 from . import plots
-from .sweep import UNMEASURED, Cell, Cells, ReportError
+from .sweep import UNMEASURED, Cell, Cells, ReportError, check_sizes
+from .tables_spec import Column, Row, Table, load, paper, shelf
 from .text import table as as_text
 
+__all__ = [
+    "FINISHED",
+    "UNBEGUN",
+    "Column",
+    "ReportError",
+    "Row",
+    "Run",
+    "Table",
+    "kept",
+    "kept_of",
+    "kept_others",
+    "load",
+    "make",
+    "markdown",
+    "paper",
+    "resolve",
+    "shelf",
+    "write",
+]
+
 UNBEGUN, FINISHED = "not begun", "finished"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """An evaluation. size: None for that of training. interpolate: true or false, or the rows for which it is true.
-    loss_at: instead, the training loss at that step. folds: of the data; none leaves the choice to the recipe. root: a
-    folder within the one that is given for all. count: show how many are right, too.
-    without: rows that have no cell."""
-
-    size: int | None = None
-    data: str = ""
-    interpolate: bool | tuple[str, ...] = False
-    recipe: str = ""
-    split: str = "test"
-    measured: bool = True
-    loss_at: int = 0
-    folds: tuple[int, ...] = ()
-    root: str = ""
-    count: bool = False
-    without: tuple[str, ...] = ()
-
-    def cell(self, row: str, trained: int) -> Cell:
-        """What is evaluated for a row."""
-        interpolated = self.interpolate if isinstance(self.interpolate, bool) else row in self.interpolate
-        size = self.size or trained
-        return Cell.at(size, trained=trained, interpolated=interpolated, data=self.data, split=self.split)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """What a row changes in the recipe, which may be one of its own. instead: another recipe for some of those that
-    columns name."""
-
-    recipe: str = ""
-    instead: dict[str, str] = field(default_factory=dict)
-    changes: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    name: str
-    title: str
-    recipe: str = ""
-    paper: str = ""
-    rows: dict[str, Row] = field(default_factory=dict)
-    columns: dict[str, Column] = field(default_factory=dict)
-    bench: dict[str, Any] = field(default_factory=dict)  # of `bench_model.run`, for the table that trains nothing
-    seeds: tuple[int, ...] = ()
-    blocks: dict[str, str] = field(default_factory=dict)  # recipes by the name of what they train on
-    minutes: float = 0.0  # of one core for a run, as measured
-    compare: dict[str, list[str]] = field(default_factory=dict)  # rows (two) and columns (two or more)
-
-    def published(self, row: str, column: str) -> float | None:
-        """The paper's figure, if it has one."""
-        section = paper().get(self.paper, {"columns": [], "rows": {}})
-        figures = dict(zip(section["columns"], section["rows"].get(row, ()), strict=False))
-        figure = figures.get(column)
-        return None if figure is None or math.isnan(figure) else figure
-
-
-@cache
-def paper() -> dict[str, Any]:
-    """The published figures, by section: names of columns, and a list per row."""
-    return tomllib.loads((resources.files(__package__) / "paper.toml").read_text(encoding="utf-8"))
-
-
-def shelf() -> dict[str, Path]:
-    """The tables that come with the package, by name."""
-    folder = Path(str(resources.files("parapos") / "recipes" / "tables"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-
-
-def load(source: str | Path) -> Table:
-    """A table by path, or by name if it comes with the package."""
-    path = Path(source)
-    if path.suffix != ".toml":
-        known = shelf()
-        if str(source) not in known:
-            hint = nearest(str(source), list(known))
-            raise ReportError(
-                f"unknown table {str(source)!r}, expected a .toml file or one of {', '.join(known)}{hint}"
-            )
-        path = known[str(source)]
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReportError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path.name}: not TOML: {error}") from None
-    _known(path, "", values, [name for name in Table.__dataclass_fields__ if name != "name"])
-    needed = {"blocks" if "seeds" in values else "recipe", "rows", "columns"}
-    if "title" not in values or not ("bench" in values or needed <= set(values)):
-        told = "either [bench] or recipe, [rows] and [columns], with seeds [blocks] instead of recipe"
-        raise ReportError(f"{path.name}: expected title, and {told}")
-    values["seeds"] = tuple(values.get("seeds", ()))
-    rows = {}
-    for name, row in values.pop("rows", {}).items():
-        instead = row.pop("instead", {})
-        changes = {key: value if isinstance(value, str) else str(value).lower() for key, value in row.items()}
-        rows[name] = Row(recipe=changes.pop("recipe", ""), instead=instead, changes=changes)
-    columns = {}
-    for name, column in values.pop("columns", {}).items():
-        _known(path, f"columns.{name}.", column, list(Column.__dataclass_fields__))
-        for key in ("interpolate", "without"):
-            some = column.get(key, [])
-            _known(path, f"columns.{name}.{key}: ", dict.fromkeys(some if isinstance(some, list) else ()), list(rows))
-        fields: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in column.items()}
-        columns[name] = Column(**fields)
-        if columns[name].loss_at and not values["seeds"]:
-            raise ReportError(f"{path.name}: columns.{name}.loss_at: expected in a table with seeds only")
-    compare = values.get("compare", {})
-    _known(path, "compare.", compare, ["rows", "columns"])
-    for key, names in (("rows", list(rows)), ("columns", list(columns))) if compare else ():
-        _known(path, f"compare.{key}: ", dict.fromkeys(compare.get(key, ())), names)
-        if len(compare.get(key, ())) < 2 or (key == "rows" and len(compare[key]) > 2):
-            raise ReportError(f"{path.name}: compare.{key}: expected {'two' if key == 'rows' else 'two or more'}")
-    return Table(name=path.stem, rows=rows, columns=columns, **values)
-
-
-def _known(path: Path, where: str, values: Mapping[str, Any], known: list[str]) -> None:
-    for key in values:
-        if key not in known:
-            raise ReportError(f"{path.name}: {where}{key}: expected one of {', '.join(known)}{nearest(key, known)}")
+LOST = "unfinished, no checkpoints"  # nothing to go on from
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that a table needs, and which of its cells, by row and column, are evaluations of it."""
+    """A run that a table needs, and which of its cells, by row and column, are evaluations of it. metrics: what of an
+    evaluation is shown, where that is not top1."""
 
     source: str
     changes: dict[str, str]
     folder: Path
     wanted: Recipe
     cells: dict[tuple[str, str], Cell]
+    metrics: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
         """What trains it, to be typed in or given to a cluster."""
-        told = " ".join(f"--{key} {value}" for key, value in self.changes.items())
-        return f"parapos train {self.source} --out {self.folder} {told}".rstrip()
+        changes = [word for key, value in self.changes.items() for word in (f"--{key}", value)]
+        return shlex.join(["parapos", "train", self.source, "--out", str(self.folder), *changes])
 
     def state(self) -> str:
-        """not begun, step n of N, or finished. A run of another recipe in the same folder is an error."""
+        """not begun, step n of N, unfinished, or finished: its last epoch was validated. A run of another recipe in the
+        same folder is an error."""
         if not (self.folder / "recipe.toml").is_file():
             return UNBEGUN
         if change := recipe.difference(fit.load_run(self.folder), self.wanted):
             raise ReportError(f"{self.folder}: holds a run of another recipe ({change}); take another --root")
         found = checkpoint.latest(self.folder / "checkpoints")[0]
-        if found is None:
-            return FINISHED if (self.folder / "weights.safetensors").is_file() else UNBEGUN
-        state = checkpoint.load(found)
-        done, samples = state["parapos"]["progress"], state["parapos"]["samples"]
-        if done["validated"] == self.wanted.optim.epochs:
+        epochs = self.wanted.optim.epochs
+        if found is None:  # they may be removed once a run is finished
+            told = rows.read(self.folder / "metrics.csv", whole=["epoch"], growing=True)
+            if any(row["epoch"] == epochs and row.get("val_loss") for row in told):
+                return FINISHED if (self.folder / "weights.safetensors").is_file() else LOST
+            return LOST if told else UNBEGUN
+        _, done, samples = state.load(found)
+        if done.validated == epochs:
             return FINISHED
-        return f"step {done['step']} of {-(-samples // self.wanted.optim.batch) * self.wanted.optim.epochs}"
+        return f"step {done.step} of {-(-samples // self.wanted.optim.batch) * epochs}"
+
+    def shown(self, place: tuple[str, str], value: dict[str, float]) -> dict[str, float] | None:
+        """An evaluation with what its column shows as top1; None if it does not have that."""
+        metric = self.metrics.get(place, "top1")
+        return {**value, "top1": value[metric]} if metric in value else None
 
 
 def check_rows(table: Table, only: Sequence[str]) -> None:
@@ -197,6 +99,8 @@ def check_rows(table: Table, only: Sequence[str]) -> None:
             raise ReportError(
                 f"--only: unknown row {name!r}, expected some of {', '.join(known)}{nearest(name, known)}"
             )
+        if list(only).count(name) > 1:
+            raise ReportError(f"--only: expected each row once, got {name} twice")
 
 
 def check_changes(table: Table, changes: Mapping[str, str], only: Sequence[str] = ()) -> None:
@@ -231,7 +135,18 @@ def resolve(table: Table, root: Path, changes: Mapping[str, str], only: Sequence
                         both["data.root"] = str(Path(both["data.root"]) / column.root)
                     runs[folder] = Run(source, both, folder, recipe.load(source, both), {})
                 runs[folder].cells[row, name] = column.cell(row, runs[folder].wanted.data.size)
+                if column.metric != "top1":
+                    runs[folder].metrics[row, name] = column.metric
+    for run in runs.values():
+        check_cells(table, run)
     return list(runs.values())
+
+
+def check_cells(table: Table, run: Run) -> None:
+    """Whether the model of a run can take the sizes of its cells."""
+    other = {cell.size for cell in run.cells.values()} - {run.wanted.data.size}
+    if other:
+        check_sizes(f"{table.name}: {run.folder.name}", run.wanted, sorted(other))
 
 
 Found = dict[tuple[str, str], dict[str, float]]
@@ -241,8 +156,12 @@ def kept_of(run: Run) -> Found:
     """The cells of a run that were evaluated before, if it is finished and its recipe is the wanted one."""
     if not (run.folder / "weights.safetensors").is_file() or run.state() != FINISHED:
         return {}
-    cells = Cells(run.folder)
-    return {place: value for place, cell in run.cells.items() if (value := cells.get(cell)) is not None}
+    cells, found = Cells(run.folder), {}
+    for place, cell in run.cells.items():
+        value = cells.get(cell)
+        if value is not None and (told := run.shown(place, value)) is not None:
+            found[place] = told
+    return found
 
 
 def kept(runs: Sequence[Run]) -> Found:
@@ -292,8 +211,12 @@ def make(
             tell(fit.train(run.wanted, run.folder))
         cells = Cells(run.folder)
         for place in missing:
-            parts[run.folder][place] = value = cells.measure(run.cells[place])
-            tell(f"{run.folder.name}, {', '.join(place)}: top-1 {value['top1']:.2%}")
+            value = run.shown(place, cells.measure(run.cells[place]))
+            if value is None:
+                told = f"expected {run.metrics[place]}, which {run.cells[place].data or run.wanted.data.name} has not"
+                raise ReportError(f"{run.folder}: {', '.join(place)}: {told}, or not yet when {cells.path} was written")
+            parts[run.folder][place] = value
+            tell(f"{run.folder.name}, {', '.join(place)}: {run.metrics.get(place, 'top-1')} {value['top1']:.2%}")
         if fit.is_first():
             write(table, {**(others or {}), **_whole(runs, parts)}, root)
     return _whole(runs, parts)

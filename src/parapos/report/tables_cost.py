@@ -19,7 +19,7 @@ from ..data.readers import ucf101_lists
 from ..models import EventViT, ViT, ViViT
 from ..training.recipe import Recipe
 from .sweep import ReportError
-from .tables import FINISHED, UNBEGUN, Run, kept_of
+from .tables import FINISHED, Run, kept_of
 from .text import table as as_text
 
 TFLOPS = 150.0  # sustained: about half of the peak of a recent GPU in 16 bits
@@ -76,7 +76,7 @@ def estimate(runs: Sequence[Run], tflops: float = TFLOPS) -> str:
         each = gflop(model, tokens(model, run.wanted))
         found = kept_of(run)
         left = 0.0 if state == FINISHED else 1.0
-        if state not in (FINISHED, UNBEGUN):
+        if state.startswith("step "):
             step, steps = (int(word) for word in state.split()[1::2])
             left = 1 - step / steps
         seen = images(run.wanted, "train") * run.wanted.optim.epochs

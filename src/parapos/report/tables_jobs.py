@@ -43,8 +43,8 @@ def run_all(
 
 def _share(run: Run) -> float:
     """How much of a run is done, from 0 to 1."""
-    epochs = [int(row["epoch"]) for row in workers.rows(run.folder / "metrics.csv") if row.get("val_top1")]
-    tested = len(workers.rows(run.folder / "cells.csv"))
+    epochs = [row["epoch"] for row in workers.read(run.folder / "metrics.csv") if "val_top1" in row]
+    tested = len(workers.read(run.folder / "cells.csv"))
     trained = max(epochs, default=0) / run.wanted.optim.epochs
     return TRAINING * trained + (1 - TRAINING) * min(1.0, tested / max(1, len(set(run.cells.values()))))
 

@@ -17,13 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..encodings import ENCODINGS
-from ..training import checkpoint, recipe
+from ..training import checkpoint, recipe, rows
 from . import plots, tables_jobs, workers
 from .sweep import UNMEASURED, Cells, ReportError
-from .tables import FINISHED, Column, Run, Table, check_changes, check_rows
+from .tables import FINISHED, Run, check_cells, check_changes, check_rows
+from .tables_spec import Column, Table
 from .text import table as as_text
 
 CELLS = ("data", "row", "seed", "column", "size", "position_scale", "samples", "loss", "top1")
+WHOLE = ("size", "samples", "step")
 CURVES = ("data", "row", "seed", "step", "train_loss", "val_loss", "val_top1")
 INKS = (
     "#4477AA",
@@ -73,6 +75,8 @@ def resolve(table: Table, root: Path, changes: Mapping[str, str], only: Sequence
                 cells = {(row, name): column.cell(row, wanted.data.size) for name, column in columns.items()}
                 folder = root / f"{Path(spec.recipe or source).stem}-{row}-{seed}"
                 jobs.append(Job(block, row, seed, Run(spec.recipe or source, both, folder, wanted, cells)))
+                if seed == table.seeds[0]:
+                    check_cells(table, jobs[-1].run)
     return jobs
 
 
@@ -126,8 +130,7 @@ def collect(jobs: Sequence[Job]) -> Results:
             if got is not None
         }
         found.curves[place] = [
-            {name: float(line[name]) for name in CURVES[3:] if line.get(name)}
-            for line in workers.rows(folder / "metrics.csv")
+            {name: line[name] for name in CURVES[3:] if name in line} for line in workers.read(folder / "metrics.csv")
         ]
     return found
 
@@ -193,7 +196,7 @@ def write_raw(found: Results, out: Path) -> list[Path]:
 def _text(name: str, values: Mapping[str, float]) -> str:
     if name not in values:
         return ""
-    return str(int(values[name])) if name in ("size", "samples", "step") else repr(values[name])
+    return str(int(values[name])) if name in WHOLE else repr(values[name])
 
 
 def read_raw(folder: Path) -> Results:
@@ -203,21 +206,16 @@ def read_raw(folder: Path) -> Results:
         path = folder / f"{name}.csv"
         if not path.is_file():
             raise ReportError(f"{path}: no such file; give --results DIR, or make the table without --from-cache")
-        with open(path, newline="", encoding="utf-8") as file:
-            lines = list(csv.reader(file))
-        if not lines or tuple(lines[0]) != header:
-            raise ReportError(f"{path}: expected the columns {','.join(header)}")
-        for number, line in enumerate(lines[1:], 2):
-            try:
-                if len(line) != len(header):
-                    raise ValueError(f"{len(line)} entries, expected {len(header)}")
-                place = (line[0], line[1], int(line[2]))
-                skip = 4 if name == "cells" else 3
-                values = {key: float(text) for key, text in zip(header[skip:], line[skip:], strict=True) if text}
-            except ValueError as error:
-                raise ReportError(f"{path}: line {number}: {error}") from None
+        skip = header[: 4 if name == "cells" else 3]
+        whole = [key for key in ("seed", *WHOLE) if key in header]
+        numbers = [key for key in header if key not in (*skip, *WHOLE)]
+        for number, line in enumerate(rows.read(path, header, whole=whole, numbers=numbers), 2):
+            place = (line["data"], line["row"], line["seed"])
+            values = {key: value for key, value in line.items() if key not in skip}
             if name == "cells":
-                found.cells.setdefault(place, {})[line[3]] = values
+                if len(line) < len(header):
+                    raise ReportError(f"{path}: line {number}: expected a number in every column")
+                found.cells.setdefault(place, {})[line["column"]] = values
             else:
                 found.curves.setdefault(place, []).append(values)
     return found

@@ -5,7 +5,6 @@ What a process prints goes to a log file. A killed parent takes its processes al
 
 from __future__ import annotations
 
-import csv
 import multiprocessing
 import os
 import signal
@@ -14,14 +13,16 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..malloc import keep_memory
-from ..training import fit
+from ..training import fit, rows
 from ..training.recipe import Recipe
 from .sweep import Cell, Cells
 
+NUMBERS = ("train_loss", "val_loss", "val_top1", "top1")
 SAVE = 30.0  # seconds that training has to save when the parent is gone
 
 
@@ -59,10 +60,6 @@ def work(wanted: Recipe, folder: Path, cells: Iterable[Cell]) -> str | None:
     return None
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    """Whole lines of a CSV file, which may be being written; none if it is not there."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+def read(path: Path) -> list[dict[str, Any]]:
+    """The metrics or the cells of a run, whose file may be being written; none if it is not there."""
+    return rows.read(path, whole=("step", "epoch", "size"), numbers=NUMBERS, growing=True)
