@@ -34,7 +34,7 @@ def way(kernel: str) -> Iterator[str]:
 
 def ways(name: str) -> list[str]:
     """Kernels, and ways of kernels, that an encoding can take."""
-    return FUSED + (list(WAYS) if name in ("pape", "pape_ri", "polynomial") else [])
+    return FUSED + (list(WAYS) if name in ("pape", "pape_ri") else [])
 
 
 @dataclass

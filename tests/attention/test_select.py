@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -55,11 +56,44 @@ def test_strict_never_falls_back() -> None:
     assert gradient.abs().max() > 0
 
 
+def test_explain_takes_the_arguments_of_attend() -> None:
+    q, k, v, terms = call()
+    assert parapos.explain(q, k, v, terms, None, 0.1, "features", strict=True).kernel == "features"
+
+
+def test_explain_knows_what_numbers_do_to_columns() -> None:
+    n = 600
+    q, r = torch.zeros(1, 1, n, 8), parapos.grid_positions(20, 30)[None]
+    for factor, way in ((0.01, "extra query/key columns"), (1e6, "as columns these numbers would lose digits")):
+        term = parapos.Quadratic(-factor * torch.rand(1, 1, n), factor * torch.randn(1, 1, n, 2), r)
+        plan = parapos.explain(q, q, q, [term])
+        assert way in plan.method
+        assert "skipped" not in plan.method
+
+
+def test_positions_that_want_a_gradient_are_served_where_none_is_taken() -> None:
+    q, k, v, (term,) = call()
+    wanting = replace(term, r=term.r.clone().requires_grad_())
+    with pytest.raises(parapos.KernelError, match="the positions require a gradient"):
+        parapos.attend(q, k, v, [wanting], strict=True)
+    with torch.no_grad():
+        parapos.attend(q, k, v, [wanting], strict=True)
+
+
+def test_second_derivatives_are_refused_in_words() -> None:
+    q, k, v, terms = call()
+    q.requires_grad_()
+    out = parapos.attend(q, k, v, terms, kernel="features")
+    (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative; ask for kernel='reference'"):
+        first.sum().backward()
+
+
 def test_explain_is_what_runs() -> None:
     q, k, v, terms = call()
     plan = parapos.explain(q, k, v, terms)
     assert plan.kernel == "features"
-    assert "reference: slower" in str(plan)
+    assert "reference: it comes later in the order of preference" in str(plan)
     assert "Quadratic formed in blocks of queries" in str(plan)
     with way("columns"):
         plan = parapos.explain(q, k, v, terms)
@@ -67,7 +101,7 @@ def test_explain_is_what_runs() -> None:
     assert "width 48" in str(plan)
     q, k, v, terms = call(n=80)
     with way("windows"):
-        assert "keys too far away to have a weight are skipped" in str(parapos.explain(q, k, v, terms))
+        assert "keys are skipped where the parabolas leave them no weight" in str(parapos.explain(q, k, v, terms))
     q, k, v, terms = call()
     plan = parapos.explain(q, k, v, terms, return_weights=True)
     assert plan.kernel == "reference"

@@ -1,4 +1,4 @@
-"""Polynomials of the relative position: the definition, its separable form, and PaPE as a special case."""
+"""Polynomials of the relative position: the definition, its exponents, and PaPE as a special case."""
 
 import itertools
 import math
@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from parapos import Polynomial, Quadratic, create_encoding
-from parapos.attention.columns import polynomial
 
 GRID = list(itertools.product([1, 2, 3, 4], [1, 2, 3], ["univariate", "multivariate"]))
 
@@ -31,7 +30,7 @@ def direct(c, exponents, r):
 
 
 @pytest.mark.parametrize(("degree", "p", "kind"), GRID)
-def test_separable_features_are_the_polynomial(degree, p, kind):
+def test_scores_are_the_polynomial(degree, p, kind):
     exponents = encoding(degree, p, kind).exponents
     assert set(exponents) == exponents_of(degree, p, kind)
     count = p * degree if kind == "univariate" else math.comb(degree + p, p) - 1
@@ -40,21 +39,6 @@ def test_separable_features_are_the_polynomial(degree, p, kind):
     term = Polynomial(c, r, exponents)
     want = direct(c, exponents, r)
     torch.testing.assert_close(term.scores(torch.float64), want, rtol=1e-12, atol=1e-10)
-    query, key, const = polynomial(term, r)
-    assert query.shape == (2, 3, 7, count)
-    assert key.shape == (2, 7, count)
-    torch.testing.assert_close(query @ key[:, None].transpose(-1, -2) + const, want, rtol=1e-11, atol=1e-9)
-
-
-@pytest.mark.parametrize(("degree", "p", "kind"), GRID)
-def test_separable_features_by_integers(degree, p, kind):
-    """Small integers are exact in float64, so both sides agree to the last bit."""
-    exponents = encoding(degree, p, kind).exponents
-    c = torch.randint(-9, 10, (1, 2, 6, len(exponents))).double()
-    r = torch.randint(-9, 10, (1, 6, p)).double()
-    term = Polynomial(c, r, exponents)
-    query, key, const = polynomial(term, r)
-    assert torch.equal(query @ key[:, None].transpose(-1, -2) + const, term.scores(torch.float64))
 
 
 @pytest.mark.parametrize(("degree", "p", "kind"), GRID)

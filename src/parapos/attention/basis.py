@@ -28,6 +28,11 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
+def once_only(ctx: object, *grads: object) -> None:
+    """The backward pass of a backward pass that has none."""
+    raise RuntimeError("fused attention has no second derivative; ask for kernel='reference', which has")
+
+
 def monomials(p: int, degree: int) -> Exponents:
     """Exponents of all monomials in p variables of degree 1..degree: C(degree + p, p) - 1 of them."""
     return tuple(

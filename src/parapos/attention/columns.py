@@ -16,15 +16,11 @@ estimates it, and the kernel takes another way where it would show.
 
 from __future__ import annotations
 
-import math
-from itertools import product
-
 import torch
 from torch import Tensor
 
 from ..positions import centre, placed
-from .basis import monomial
-from .terms import Polynomial, Quadratic
+from .terms import Quadratic
 
 REACH_BITS = 6  # positions are scaled to |r| <= 2^6
 CONST = 64.0  # what keys hold against const_i / 64, which then fits in float16
@@ -108,25 +104,6 @@ def _split16(query: Tensor, key: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
     return torch.cat([q_hi, q_hi, q_lo]), torch.cat([k_hi, k_lo, k_hi])
 
 
-def polynomial(term: Polynomial, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for sum_a c_a D^a, by binomials: c_a (r_j - r_i)^a = sum_{b <= a} r_j^b C(a, b) (-r_i)^(a-b) c_a.
-
-    Query columns (B, H, N, K), key columns (B or 1, N, K), and the constant b = 0 (B, H, N, 1).
-    """
-    below = sorted({b for a in term.exponents for b in product(*(range(n + 1) for n in a))})
-    zero = (0,) * r.shape[-1]
-    r = r.movedim(-1, 0)
-    query = {b: torch.zeros_like(term.c[..., 0]) for b in below}
-    for index, a in enumerate(term.exponents):
-        for b in product(*(range(n + 1) for n in a)):
-            binomial = math.prod(math.comb(n, m) for n, m in zip(a, b, strict=True))
-            rest = monomial(-r, tuple(n - m for n, m in zip(a, b, strict=True)))[:, None]  # (B or 1, 1, N)
-            query[b] = query[b] + binomial * term.c[..., index] * rest
-    below.remove(zero)
-    keys = torch.stack([monomial(r, b) for b in below], dim=-1)
-    return torch.stack([query[b] for b in below], dim=-1), keys, query[zero][..., None]
-
-
 def moment_basis(r: Tensor, mask: Tensor | None) -> Tensor:
     """[1 | r | r r^T] of every key, float64, (B or 1, 1, N, 1 + p + p p): sums of it give moments of D."""
     here = placed(r)[..., None]
@@ -188,7 +165,7 @@ def whole(r: Tensor, mask: Tensor | None) -> bool:
 
 
 def columns(
-    term: Quadratic | Polynomial, mask: Tensor | None, dtype: torch.dtype, even: bool | None = None
+    term: Quadratic, mask: Tensor | None, dtype: torch.dtype, even: bool | None = None
 ) -> tuple[Tensor, Tensor, float]:
     """Extra columns for q (B, H, N, e) and for k (B or 1, N, e), in `dtype`, and an estimate of their error.
 
@@ -199,37 +176,28 @@ def columns(
     # float16 keeps 22 bits of a feature in two halves, so features are made with more than the 24 of float32.
     wide = torch.float64 if dtype == torch.float16 else torch.promote_types(dtype, torch.float32)
     here = placed(term.r)
-    error = 0.0
-    if isinstance(term, Polynomial):
-        query, key, const = polynomial(term, centre(term.r, mask)[0].to(wide))
-        query, key, const = query.movedim(-1, 0), key.movedim(-1, 0)[:, :, None], const[..., 0]
+    r, fit = _fitted(term.r, mask)
+    some = term.M if term.M is not None else term.g
+    assert some is not None
+    form = some.new_zeros(some.shape[:3]) if term.M is None else term.M
+    slope = some.new_zeros((*some.shape[:3], r.shape[-1])) if term.g is None else term.g
+    M, g, r = planes(form.to(wide), slope.to(wide), r.to(wide))
+    fit = fit.to(wide)
+    if M.ndim == 5:  # D^T M D sees the symmetric part alone
+        M = (M + M.transpose(0, 1)) / 2
+    M, g = M * fit.square(), g * fit
+    shape, spread = M, r
+    if mask is not None:  # padding has no say
+        none = -1e-30 if M.ndim == 3 else -1e-30 * torch.eye(len(M), dtype=wide, device=M.device)[..., None, None, None]
+        shape, spread = torch.where(mask[:, None], M, none), torch.where(mask[:, None], r, 0.0)
+    estimate = _error(shape, g, spread, dtype)
+    error, found = torch.stack([estimate, (r == r.round()).all().to(wide)]).tolist()
+    if dtype == torch.float32:
+        query, key, const = _split32(M, g, r, bool(found) if even is None else even)
     else:
-        r, fit = _fitted(term.r, mask)
-        some = term.M if term.M is not None else term.g
-        assert some is not None
-        form = some.new_zeros(some.shape[:3]) if term.M is None else term.M
-        slope = some.new_zeros((*some.shape[:3], r.shape[-1])) if term.g is None else term.g
-        M, g, r = planes(form.to(wide), slope.to(wide), r.to(wide))
-        fit = fit.to(wide)
-        if M.ndim == 5:  # D^T M D sees the symmetric part alone
-            M = (M + M.transpose(0, 1)) / 2
-        M, g = M * fit.square(), g * fit
-        shape, spread = M, r
-        if mask is not None:  # padding has no say
-            none = (
-                -1e-30
-                if M.ndim == 3
-                else -1e-30 * torch.eye(len(M), dtype=wide, device=M.device)[..., None, None, None]
-            )
-            shape, spread = torch.where(mask[:, None], M, none), torch.where(mask[:, None], r, 0.0)
-        estimate = _error(shape, g, spread, dtype)
-        error, found = torch.stack([estimate, (r == r.round()).all().to(wide)]).tolist()
-        if dtype == torch.float32:
-            query, key, const = _split32(M, g, r, bool(found) if even is None else even)
-        else:
-            query, key, const = psi(M, g, r), phi(r, M), constant(M, g, r)
-            if wide != dtype:
-                query, key = _split16(query, key, dtype)
+        query, key, const = psi(M, g, r), phi(r, M), constant(M, g, r)
+        if wide != dtype:
+            query, key = _split16(query, key, dtype)
     if term.unplaced is not False:
         const = const / CONST
         high = const.to(dtype)

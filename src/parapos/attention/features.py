@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import blockwise
+from .basis import once_only
 from .columns import columns, moment_basis, moment_gradients, whole
 from .terms import Distance, Polynomial, Quadratic, Table, Term
 from .windows import ALIGN, windows
@@ -38,23 +39,18 @@ def separable(terms: Sequence[Term], q: Tensor, scale: float = 1.0) -> bool:
     return len(terms) == 1 and isinstance(terms[0], Quadratic) and q.shape[2] > SMALL and scale > 1e-20
 
 
-def widths(q: Tensor, v: Tensor, term: Term, whole: bool = False) -> tuple[int, int]:
+def widths(q: Tensor, v: Tensor, term: Quadratic, whole: bool = False) -> tuple[int, int]:
     """The most columns that a separable term may need, and the width of the heads that carry them.
 
     whole: positions are whole numbers.
     """
-    if isinstance(term, Polynomial):
-        below = {b for a in term.exponents for b in product(*(range(n + 1) for n in a))}
-        extra = len(below) - 1
-    else:
-        assert isinstance(term, Quadratic)
-        p = term.r.shape[-1]
-        full = term.M is not None and term.M.ndim == 5
-        extra = p * (p + 1) // 2 + p if full else p + 1
-        if q.dtype == torch.float32:
-            extra = (2 if whole else 3) * extra + 2
-        elif q.dtype != torch.float64:
-            extra *= 3
+    p = term.r.shape[-1]
+    full = term.M is not None and term.M.ndim == 5
+    extra = p * (p + 1) // 2 + p if full else p + 1
+    if q.dtype == torch.float32:
+        extra = (2 if whole else 3) * extra + 2
+    elif q.dtype != torch.float64:
+        extra *= 3
     extra += 0 if term.unplaced is False else 1 if q.dtype == torch.float64 else 2
     return extra, _rounded(extra, q, v)
 
@@ -83,7 +79,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -
     return torch.where(some[:, :, None, None], out, 0.0)
 
 
-def _part(term: Quadratic | Polynomial, samples: slice, heads: slice) -> Quadratic | Polynomial:
+def _part(term: Quadratic, samples: slice, heads: slice) -> Quadratic:
     """The term for some samples and some heads."""
     learned = {name: x[samples, heads] for name in term.learned if (x := getattr(term, name)) is not None}
     return replace(term, r=term.r[samples] if term.r.shape[0] > 1 else term.r, **learned)
@@ -104,11 +100,28 @@ def _windows(
     )
 
 
-def _separable(
-    q: Tensor, k: Tensor, v: Tensor, term: Quadratic | Polynomial, mask: Tensor | None, scale: float
-) -> Tensor:
+def _parts(q: Tensor, rows: int, width: int) -> list[tuple[slice, slice]]:
+    """Samples and heads whose widened q, k and v fit in CHUNK_BYTES, or one head of one sample."""
+    batch, heads = q.shape[:2]
+    per_head = 3 * rows * width * q.element_size()
+    few_heads = max(1, min(heads, CHUNK_BYTES // per_head))
+    few = max(1, min(batch, CHUNK_BYTES // (per_head * heads)))
+    starts = product(range(0, batch, few), range(0, heads, few_heads))
+    return [(slice(i, min(i + few, batch)), slice(j, min(j + few_heads, heads))) for i, j in starts]
+
+
+def exact(q: Tensor, v: Tensor, term: Quadratic, mask: Tensor | None, scale: float, dtype: torch.dtype) -> bool:
+    """Whether columns in this dtype hold these numbers well enough, as each pass finds when it makes them."""
+    even = whole(term.r, mask)
+    parts = _parts(q, q.shape[2], widths(q, v, term, even)[1])
+    seen = [None if mask is None else mask[samples] for samples, _ in parts]
+    errors = (columns(_part(term, *part), m, dtype, even)[2] for part, m in zip(parts, seen, strict=True))
+    return all(error * scale <= ERRORS[dtype] for error in errors)
+
+
+def _separable(q: Tensor, k: Tensor, v: Tensor, term: Quadratic, mask: Tensor | None, scale: float) -> Tensor:
     """Widen and attend, a few samples or heads at a time, in buffers that are made once."""
-    batch, heads, n, h = q.shape
+    n, h = q.shape[2:]
     w = v.shape[-1]
     rows = n
     while q.dtype == torch.float32 and not q.is_cuda and (_thin(rows) or 0 < rows % 32 < 4):
@@ -118,17 +131,17 @@ def _separable(
     blocks = [slice(x, rows if x == starts[-1] else x + QUERIES) for x in starts]
     even = whole(term.r, mask)  # for all parts, because they share the buffers
     _, width = widths(q, v, term, even)
-    per_head = 3 * rows * width * q.element_size()
-    few_heads = max(1, min(heads, CHUNK_BYTES // per_head))
-    few = max(1, min(batch, CHUNK_BYTES // (per_head * heads)))
+    parts = _parts(q, rows, width)
+    few, few_heads = (x.stop - x.start for x in parts[0])
     buffers = q.new_zeros((3, few, few_heads, rows, width))
     out = blockwise.empty(q, w)
-    for i, j in product(range(0, batch, few), range(0, heads, few_heads)):
-        part = slice(i, min(i + few, batch)), slice(j, min(j + few_heads, heads))
+    for part in parts:
+        i, j = part[0].start, part[1].start
         seen = None if mask is None else mask[part[0]]
         some = _part(term, *part)
         query, key, error = columns(some, seen, q.dtype, even)
         if not error * scale <= ERRORS[q.dtype]:
+            del buffers, out, query, key
             return blockwise.forward(q, k, v, [term], mask, scale)
         extra = query.shape[-1] + hiding
         # float32 is exact if the columns are summed first; half precision rounds less if they come last.
@@ -185,7 +198,6 @@ def _separable_backward(
         for j in range(0, heads, few_heads):
             part = (samples, slice(j, min(j + few_heads, heads)))
             some = _part(term, *part)
-            assert isinstance(some, Quadratic)
             query, key, error = columns(some, seen, dtype)
             if not error * scale <= ERRORS[dtype]:
                 return None
@@ -332,6 +344,7 @@ def _backward(ctx, dout):  # type: ignore[no-untyped-def]
 
 
 _attention.register_autograd(_backward, setup_context=_setup)
+_attention_backward.register_autograd(once_only)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:

@@ -35,13 +35,11 @@ def refuse(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor 
         return "FlexAttention has no float64"
     if q.device.type == "cuda" and min(q.shape[-1], v.shape[-1]) < LEAST_CUDA_HEAD:
         return f"FlexAttention on CUDA needs head sizes of {LEAST_CUDA_HEAD} at least"
-    if q.device.type == "cpu" and needs_grad:
-        return "FlexAttention has no backward pass on the CPU"
+    if torch.is_grad_enabled() and any(not isinstance(term, Table) and term.r.requires_grad for term in terms):
+        return "the positions require a gradient"
     if q.device.type == "cpu":
-        return _cpu_lacks()
+        return "FlexAttention has no backward pass on the CPU" if needs_grad else _cpu_lacks()
     for term in terms:
-        if not isinstance(term, Table) and term.r.requires_grad:
-            return "the positions require a gradient"
         if needs_grad and any(x is not None and x.requires_grad for x in (getattr(term, n) for n in term.learned)):
             return "FlexAttention sums gradients of score terms by atomic additions, whose result varies"
     return None

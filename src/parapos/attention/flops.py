@@ -1,4 +1,4 @@
-"""FLOP formulas of the attention operator, so that PyTorch's FlopCounterMode counts it: two for each multiply-add.
+"""FLOP formulas of the attention operators, so that PyTorch's FlopCounterMode counts it: two for each multiply-add.
 
 Importing this module is what registers them; parapos itself does not, because the counter loads much else. What is
 counted is what runs when no key is skipped: the products with queries, keys and values, and the terms.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import features
+from . import features, triton
 
 Shape = Sequence[int]
 
@@ -46,3 +46,24 @@ def _backward(
     """Scores again, then the gradients of values, weights, queries and keys: five products, and each term twice."""
     b, h, n, size = q
     return 2 * b * h * n * n * (3 * size + 2 * v[-1] + 2 * basis_size(tensors, spec))
+
+
+def _in_kernel(inputs: dict[str, Any]) -> int:
+    """Multiply-adds per score of the terms that the Triton kernel is given."""
+    forms = sum(prod(inputs[name][3:]) for name in ("M", "g") if inputs[name] is not None)
+    return forms + sum(inputs[name] is not None for name in ("slopes", "bias"))
+
+
+@register_flop_formula(torch.ops.parapos.triton_attention)
+def _triton_forward(*args: Any, **_: Any) -> int:
+    inputs = dict(zip(triton.Call._fields, args, strict=False))
+    b, h, n, size = inputs["q"]
+    return 2 * b * h * n * n * (size + inputs["v"][-1] + _in_kernel(inputs))
+
+
+@register_flop_formula(torch.ops.parapos.triton_attention_backward)
+def _triton_backward(*args: Any, **_: Any) -> int:
+    """As above, with scores and the gradients of weights made in both passes."""
+    inputs = dict(zip(triton.Call._fields, args, strict=False))
+    b, h, n, size = inputs["q"]
+    return 2 * b * h * n * n * (4 * size + 3 * inputs["v"][-1] + 3 * _in_kernel(inputs))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from . import blockwise, features, flex, reference, triton
+from . import features, flex, memory, reference, triton
 from .basis import no_autocast, transformed
-from .terms import Polynomial, Quadratic, Table, Term
+from .terms import Quadratic, Table, Term
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -29,6 +29,11 @@ class Call:
     terms: tuple[Term, ...]
     mask: Tensor | None
     return_weights: bool = False
+    scale: float = 1.0
+
+    @property
+    def sizes(self) -> memory.Sizes:
+        return memory.Sizes(self.q, self.v, self.terms, self.mask is not None)
 
     @property
     def needs_grad(self) -> bool:
@@ -41,16 +46,16 @@ class Call:
 class Kernel:
     """refuse: the reason why a call cannot be served, or None. method: what would happen, in words.
 
-    fused: scores are never all in memory, or take 8 MiB at most. automatic: `auto` may take it.
+    fused: scores are never all in memory, or take 8 MiB at most. by_name: why `auto` does not take it, if so.
     """
 
     name: str
     fused: bool
     refuse: Callable[[Call], str | None]
     method: Callable[[Call], str]
-    memory: Callable[[Call], int]
+    memory: Callable[[Call], memory.Peak]
     run: Callable[[Tensor, Tensor, Tensor, Sequence[Term], Tensor | None, float], Tensor]
-    automatic: bool = True
+    by_name: Callable[[Call], str | None] = lambda call: None
 
 
 WEIGHTS = "a fused kernel never forms the attention weights"
@@ -62,55 +67,46 @@ def _features_refuse(call: Call) -> str | None:
     if call.return_weights:
         return WEIGHTS
     for term in call.terms:
-        if not isinstance(term, Table) and term.r.requires_grad:
+        if not isinstance(term, Table) and term.r.requires_grad and torch.is_grad_enabled():
             return "the positions require a gradient"
     return None
+
+
+def _as_columns(call: Call, dtype: torch.dtype) -> Quadratic | None:
+    """The term that becomes columns of this dtype, if its numbers can."""
+    if not features.separable(call.terms, call.q, call.scale):
+        return None
+    term = call.terms[0] if call.mask is None else _hide(call.terms[0], call.mask)
+    assert isinstance(term, Quadratic)
+    with torch.no_grad(), no_autocast(call.q.device):
+        return term if features.exact(call.q, call.v, term, call.mask, call.scale, dtype) else None
 
 
 def _features_method(call: Call) -> str:
     if not call.terms:
         return "PyTorch fused attention, no score terms"
     names = _names(call)
-    if not features.separable(call.terms, call.q):
-        return f"{names} formed in blocks of queries, which PyTorch fused attention adds to its scores"
-    extra, width = features.widths(call.q, call.v, call.terms[0])
+    term = _as_columns(call, call.q.dtype)
+    if term is None:
+        text = f"{names} formed in blocks of queries, which PyTorch fused attention adds to its scores"
+        if features.separable(call.terms, call.q, call.scale):
+            text += "; as columns these numbers would lose digits"
+        return text
+    extra, width = features.widths(call.q, call.v, term)
     text = f"{names} as at most {extra} extra query/key columns in PyTorch fused attention of width {width}"
-    if call.q.dtype != torch.float64:
-        text += "; formed in blocks of queries where columns would cost accuracy"
-    if call.q.shape[2] > 4 * features.QUERIES:
-        text += "; keys too far away to have a weight are skipped"
+    if term.M is not None and call.q.shape[2] > 4 * features.QUERIES:
+        text += "; keys are skipped where the parabolas leave them no weight"
     return text
 
 
-def _features_memory(call: Call) -> int:
-    out = _output(call)
-    if not call.terms:
-        return out
-    if features.separable(call.terms, call.q):
-        extra, width = features.widths(call.q, call.v, call.terms[0])
-        per_head = 3 * call.q.shape[2] * width * call.q.element_size()
-        total = per_head * call.q.shape[0] * call.q.shape[1]
-        chunk = min(total, max(per_head, features.CHUNK_BYTES))
-        return out + chunk + call.q[..., :1].numel() * extra * 4
-    return out + 3 * min(blockwise.BLOCK_BYTES, call.q[..., :1].numel() * call.q.shape[2] * 4) + _basis_memory(call, 1)
-
-
-def _basis_memory(call: Call, rows: int) -> int:
-    """What the basis functions of dense terms take for `rows` rows, or for a block if rows is 1."""
-    _, h, n, _ = call.q.shape
-    rows = max(1, min(n, blockwise.BLOCK_BYTES // max(1, h * n * 4))) if rows == 1 else rows
-    total = 0
-    for term in call.terms:
-        if not isinstance(term, Table):
-            p = term.r.shape[-1]
-            f = p * p + p if isinstance(term, Quadratic) else term.c.shape[-1] if isinstance(term, Polynomial) else p
-            total += term.r.shape[0] * rows * n * f * max(4, call.q.element_size())
-    return total
-
-
-def _dense_memory(call: Call) -> int:
-    scores = call.q[..., :1].numel() * call.q.shape[2]
-    return scores * max(4, call.q.element_size()) * (3 + len(call.terms)) + _basis_memory(call, call.q.shape[2])
+def _features_memory(call: Call) -> memory.Peak:
+    peaks = []
+    for dtype in (call.q.dtype, torch.promote_types(call.q.dtype, torch.float32)):  # of the two passes
+        term = _as_columns(call, dtype)
+        peaks.append(
+            memory.in_blocks(call.sizes) if term is None else memory.as_columns(call.sizes, call.q, call.v, term)
+        )
+    return memory.Peak(peaks[0].forward, peaks[1].training)
 
 
 def _triton_refuse(call: Call) -> str | None:
@@ -129,10 +125,6 @@ def _names(call: Call) -> str:
     return " + ".join(type(term).__name__ for term in call.terms) or "no score terms"
 
 
-def _output(call: Call) -> int:
-    return call.q[..., 0].numel() * call.v.shape[-1] * call.q.element_size()
-
-
 KERNELS = {
     kernel.name: kernel
     for kernel in (  # in order of preference
@@ -141,25 +133,33 @@ KERNELS = {
             True,
             _triton_refuse,
             lambda call: f"one fused Triton kernel, {_names(call)} computed inside it",
-            lambda call: triton.memory(call.q, call.v),
+            lambda call: memory.in_kernel(call.sizes),
             triton.attention,
+            by_name=lambda call: None if call.q.is_cuda else "it would run in Triton's interpreter; ask for it by name",
         ),
-        Kernel("features", True, _features_refuse, _features_method, _features_memory, features.attention),
+        Kernel(
+            "features",
+            True,
+            _features_refuse,
+            _features_method,
+            _features_memory,
+            features.attention,
+        ),
         Kernel(
             "flex",
             True,
             _flex_refuse,
             lambda call: f"PyTorch FlexAttention, {_names(call)} computed inside it; compiled when first called",
-            _output,
+            lambda call: memory.compiled(call.sizes),
             flex.attention,
-            automatic=False,
+            by_name=lambda call: "it compiles for each kind of call; ask for it by name",
         ),
         Kernel(
             "reference",
             False,
             lambda call: None,
             lambda call: "dense attention in plain operations, all N x N scores in memory",
-            _dense_memory,
+            lambda call: memory.dense(call.sizes),
             lambda *args: reference.attention(*args)[0],
         ),
     )
@@ -175,6 +175,7 @@ class Plan:
     reason: str
     passed_over: dict[str, str]
     memory: int
+    training: int | None
     call: str
 
     def __str__(self) -> str:
@@ -182,10 +183,15 @@ class Plan:
             self.call,
             f"kernel   {self.kernel} ({self.reason})",
             f"method   {self.method}",
-            f"memory   about {self.memory / 2**20:.1f} MiB beyond the inputs",
+            f"memory   {_mib(self.memory)} beyond the inputs"
+            + (f", {_mib(self.training)} with the backward pass" if self.training is not None else ""),
         ]
         lines += [f"not      {name}: {why}" for name, why in self.passed_over.items()]
         return "\n".join(lines)
+
+
+def _mib(size: int) -> str:
+    return f"about {size / 2**20:.1f} MiB"
 
 
 def _choose(call: Call, kernel: str, strict: bool) -> Kernel:
@@ -198,7 +204,7 @@ def _choose(call: Call, kernel: str, strict: bool) -> Kernel:
         if strict and not KERNELS[kernel].fused:
             raise KernelError(f"strict mode wants a fused kernel, and {kernel!r} is not one")
         return KERNELS[kernel]
-    chosen = next(k for k in KERNELS.values() if k.automatic and k.refuse(call) is None)
+    chosen = next(k for k in KERNELS.values() if k.refuse(call) is None and k.by_name(call) is None)
     if strict and not chosen.fused:
         told = "; ".join(f"{name}: {why}" for name, k in KERNELS.items() if (why := k.refuse(call)))
         raise KernelError(f"strict mode wants a fused kernel and none can serve this call. {told}")
@@ -254,6 +260,22 @@ def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor 
                 raise ValueError(f"{kind}.c must be ({b}, {h}, {n}, K), got {tuple(x.shape)}")
 
 
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Sequence[Term],
+    mask: Tensor | None,
+    scale: float | None,
+    return_weights: bool,
+) -> Call:
+    """The arguments, checked and completed."""
+    _check(q, k, v, terms, mask)
+    if any(getattr(term, "ignores_mask", False) for term in terms):
+        mask = None
+    return Call(q, k, v, tuple(terms), mask, return_weights, q.shape[-1] ** -0.5 if scale is None else scale)
+
+
 def _hide(term: Term, mask: Tensor) -> Term:
     """The term without what padding says: its positions are none, its coefficients 0."""
     if isinstance(term, Table):
@@ -262,7 +284,7 @@ def _hide(term: Term, mask: Tensor) -> Term:
     for name in term.learned:
         x = getattr(term, name)
         if x is not None and x.ndim > 1:
-            changes[name] = x.masked_fill(~mask.reshape(mask.shape[0], 1, -1, *[1] * (x.ndim - 3)), 0.0)
+            changes[name] = x.masked_fill(~mask.reshape(mask.shape[0], 1, mask.shape[1], *[1] * (x.ndim - 3)), 0.0)
     return replace(term, **changes)  # type: ignore[arg-type]
 
 
@@ -272,14 +294,14 @@ def explain(
     v: Tensor,
     terms: Sequence[Term] = (),
     mask: Tensor | None = None,
-    *,
+    scale: float | None = None,
     kernel: str = "auto",
+    *,
     strict: bool = False,
     return_weights: bool = False,
 ) -> Plan:
     """What `attend` would do with the same arguments, and why. Print it."""
-    _check(q, k, v, terms, mask)
-    call = Call(q, k, v, tuple(terms), mask, return_weights)
+    call = _call(q, k, v, terms, mask, scale, return_weights)
     chosen = _choose(call, kernel, strict)
     auto = kernel == "auto"
 
@@ -288,11 +310,12 @@ def explain(
             return reason
         if not auto:
             return "another was asked for"
-        return (
-            "slower, and needs more memory"
-            if other.automatic
-            else "it compiles for each kind of call; ask for it by name"
-        )
+        if reason := other.by_name(call):
+            return reason
+        return f"it comes later in the order of preference, and takes {_mib(_needed(other.memory(call)))}"
+
+    def _needed(peak: memory.Peak) -> int:
+        return peak.training if call.needs_grad else peak.forward
 
     b, h, n, size = q.shape
     return Plan(
@@ -300,7 +323,8 @@ def explain(
         method=chosen.method(call),
         reason="the first in order of preference that can serve the call" if auto else "asked for by name",
         passed_over={name: passed_over(k) for name, k in KERNELS.items() if name != chosen.name},
-        memory=chosen.memory(call),
+        memory=chosen.memory(call).forward,
+        training=chosen.memory(call).training if call.needs_grad else None,
         call=f"attention of {b} x {h} heads x {n} tokens x {size}, {str(q.dtype)[6:]} on {q.device.type}",
     )
 
@@ -324,11 +348,9 @@ def attend(
     raises KernelError rather than fall back to the dense kernel, the only one that holds all N x N scores.
     return_weights adds the weights (B, H, N, N), through the reference kernel.
     """
-    _check(q, k, v, terms, mask)
-    if any(getattr(term, "ignores_mask", False) for term in terms):
-        mask = None
-    chosen = _choose(Call(q, k, v, tuple(terms), mask, return_weights), kernel, strict)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    call = _call(q, k, v, terms, mask, scale, return_weights)
+    chosen = _choose(call, kernel, strict)
+    mask, scale = call.mask, call.scale
     if mask is not None:  # padding may hold anything, NaN too; here its queries, in the kernels its keys and values
         q, terms = q.masked_fill(~mask[:, None, :, None], 0.0), [_hide(term, mask) for term in terms]
     with no_autocast(q.device):

@@ -137,7 +137,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class Table:
-    """weight * bias, added after scaling: LookHere, and whatever a user brings. -inf hides a key."""
+    """weight * bias, added after scaling: LookHere, and what a user brings. -inf hides a key; no NaN anywhere."""
 
     bias: Tensor  # (B or 1, H or 1, N, N)
     weight: float = 1.0

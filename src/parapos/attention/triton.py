@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..positions import centre, placed
-from .basis import transformed
+from .basis import once_only, transformed
 from .terms import Distance, Polynomial, Quadratic, Table, Term
 
 LARGEST_SIZE = 128  # of a head
@@ -102,7 +102,7 @@ def _refuse_term(term: Term, needs_grad: bool) -> str | None:
     if isinstance(term, Table):
         wanted = needs_grad and term.bias.requires_grad
         return "it has no gradient of Table.bias" if wanted else None
-    if term.r.requires_grad:
+    if term.r.requires_grad and torch.is_grad_enabled():
         return "the positions require a gradient"
     if term.at is not None:
         return f"it has no {type(term).__name__} of some rows only"
@@ -117,11 +117,6 @@ def _refuse_sum(terms: Sequence[Term]) -> str | None:
             type(term).__name__ for term in terms
         )
     return None
-
-
-def memory(q: Tensor, v: Tensor) -> int:
-    """Bytes beyond the inputs of a forward call: the output, and the log-sum-exp of every query."""
-    return q[..., 0].numel() * (v.shape[-1] * v.element_size() + 4)
 
 
 class Call(NamedTuple):
@@ -368,27 +363,7 @@ def _backward(ctx, dout, *_):  # type: ignore[no-untyped-def]
 
 
 _attention.register_autograd(_backward, setup_context=_setup)
-
-
-def register_flops() -> None:
-    """Teach PyTorch's FLOP counter the matrix products of the passes, two operations per multiply-add.
-
-    Not done on import, because that counter loads Triton. Call it before the counter is made.
-    """
-    from torch.utils.flop_counter import flop_registry, register_flop_formula
-
-    def forward_flops(q_shape, k_shape, v_shape, *_, **__):  # type: ignore[no-untyped-def]
-        b, h, n, size = q_shape
-        return 2 * b * h * n * n * (size + v_shape[-1])
-
-    def backward_flops(q_shape, k_shape, v_shape, *_, **__):  # type: ignore[no-untyped-def]
-        b, h, n, size = q_shape
-        return 2 * b * h * n * n * (4 * size + 3 * v_shape[-1])  # scores and weights' gradients are made twice
-
-    ops = torch.ops.parapos
-    if ops.triton_attention not in flop_registry:
-        register_flop_formula(ops.triton_attention)(forward_flops)
-        register_flop_formula(ops.triton_attention_backward)(backward_flops)
+_attention_backward.register_autograd(once_only)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:

@@ -76,8 +76,7 @@ class EventViT(Classifier):
         x, y, t = (value.masked_fill(~mask, 0) for value in (x, y, t))  # padding may hold anything, NaN too
         r = event_positions(x, y, t, time_scale=self.time_scale, cls=self.cls_token)
         r = r * torch.as_tensor(position_scale, dtype=r.dtype, device=r.device)
-        hiding = mask if mask.shape[0] else None  # a batch of nobody has nothing to hide
-        return self.encode(tokens, Positions.of(r, 3), hiding), mask
+        return self.encode(tokens, Positions.of(r, 3), mask), mask
 
     def forward_features(
         self,

@@ -57,8 +57,7 @@ class ViViT(Classifier):
         r = tubelet_positions(*grid, cls=self.cls_token, scale=position_scale, device=x.device)
         mask = None if steps is None else steps.repeat_interleave(grid[1] * grid[2], dim=1)  # (B, N)
         positions = Positions(r[None], unplaced=self.cls_token == "unplaced")
-        hiding = mask if x.shape[0] else None  # a batch of nobody has nothing to hide
-        return self.encode(x.flatten(2).transpose(1, 2), positions, hiding), mask
+        return self.encode(x.flatten(2).transpose(1, 2), positions, mask), mask
 
     def forward_features(
         self,

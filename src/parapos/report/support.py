@@ -50,7 +50,8 @@ def probe(cell: Cell, n: int = 17) -> Call:
     r = tensor(1, n, 2, dtype=torch.float32, learned=False)
     term: Term | None = None
     if cell.term == "Quadratic":
-        term = Quadratic(-tensor(1, 2, n, dtype=wide).detach().abs(), tensor(1, 2, n, 2, dtype=wide), r)
+        root = tensor(1, 2, n, 2, 2, dtype=wide, learned=False)
+        term = Quadratic((-root @ root.mT).requires_grad_(grad), tensor(1, 2, n, 2, dtype=wide), r)
     elif cell.term == "Polynomial":
         term = Polynomial(tensor(1, 2, n, 5, dtype=wide), r)
     elif cell.term == "Distance":

@@ -1,0 +1,84 @@
+"""What `explain` says about memory, against what PyTorch's profiler sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import parapos
+from parapos.attention import Distance, Polynomial, Quadratic, Table, Term, triton
+
+B, H = 2, 4
+TERMS: dict[str, Callable[[Callable[..., Tensor], Tensor], list[Term]]] = {
+    "none": lambda make, r: [],
+    "columns": lambda make, r: [
+        Quadratic(-make(B, H, r.shape[1]).abs().detach(), 0.01 * make(*(B, H, r.shape[1]), 2), r)
+    ],
+    "too steep for columns": lambda make, r: [Quadratic(None, 9.0 * make(B, H, r.shape[1], 2), r)],
+    "Polynomial": lambda make, r: [Polynomial(make(B, H, r.shape[1], 5), r)],
+    "Distance": lambda make, r: [Distance(make(H), r)],
+    "Table": lambda make, r: [Table(make(1, H, r.shape[1], r.shape[1]).detach())],
+}
+
+
+def peak(call: Callable[[], object]) -> int:
+    """Most bytes that PyTorch held at one time during the call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        kept = call()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = top = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        top = max(top, now)
+    del kept
+    return top
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("kernel", "side", "term"),
+    [*(("features", side, term) for side in (14, 26) for term in TERMS), *(("reference", 14, term) for term in TERMS)],
+)
+def test_told_and_taken(kernel: str, side: int, term: str, dtype: torch.dtype, masked: bool, training: bool) -> None:
+    n = side * side
+    generator = torch.Generator().manual_seed(0)
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).requires_grad_(training)
+
+    q, k, v = (torch.randn(B, H, n, 32, generator=generator).to(dtype).requires_grad_(training) for _ in range(3))
+    terms = TERMS[term](make, parapos.grid_positions(side, side)[None])
+    mask = torch.arange(n) < torch.tensor([[n - n // 3], [n // 2]]) if masked else None
+    leaves = [x for x in (q, k, v, *(getattr(t, a) for t in terms for a in t.learned)) if x is not None]
+    leaves = [x for x in leaves if x.requires_grad]
+
+    def call() -> object:
+        out = parapos.attend(q, k, v, terms, mask, kernel=kernel)
+        assert isinstance(out, Tensor)
+        return torch.autograd.grad(out, leaves, torch.ones_like(out)) if training else out
+
+    plan = parapos.explain(q, k, v, terms, mask, kernel=kernel)
+    assert (plan.training is None) == (not training)
+    told, taken = plan.memory if plan.training is None else plan.training, peak(call)
+    assert 0.9 * taken <= told <= 3 * taken + 2**21, f"told {told / 2**20:.1f} MiB, taken {taken / 2**20:.1f} MiB"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_of_the_triton_kernel(dtype: torch.dtype) -> None:
+    """What its passes allocate, without running them."""
+    q = torch.zeros(2, 3, 50, 16, dtype=dtype, requires_grad=True)
+    call = triton.Call.of(q, q, q, [], None, 1.0)
+    from parapos.attention import memory
+
+    told = memory.in_kernel(memory.Sizes(q, q, [], False))
+    out, *_ = triton.forward(call, False, lambda *_: None)
+    assert told.forward == out.nbytes
+    kept = triton.forward(call, True, lambda *_: None)
+    grads = triton.backward(call, out, kept, [False] * 3, lambda *_: None)
+    taken = sum(x.nbytes for x in (*kept, *grads)) + out.nbytes + 2 * 3 * 50 * 4  # dout, and delta
+    assert told.training == taken
