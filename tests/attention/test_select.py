@@ -64,10 +64,10 @@ def test_explain_takes_the_arguments_of_attend() -> None:
 def test_explain_knows_what_numbers_do_to_columns() -> None:
     n = 600
     q, r = torch.zeros(1, 1, n, 8), parapos.grid_positions(20, 30)[None]
-    for factor, way in ((0.01, "extra query/key columns"), (1e6, "as columns these numbers would lose digits")):
+    for factor, told in ((0.01, "extra query/key columns"), (1e6, "as columns these numbers would lose digits")):
         term = parapos.Quadratic(-factor * torch.rand(1, 1, n), factor * torch.randn(1, 1, n, 2), r)
         plan = parapos.explain(q, q, q, [term])
-        assert way in plan.method
+        assert told in plan.method
         assert "skipped" not in plan.method
 
 

@@ -466,6 +466,7 @@ def test_binaries_do_not_spill() -> None:
     """On every target, at head size 64: a pass each, and the forward pass of PaPE on all."""
     few = [triton_build.Build(target, "forward", "bf16", 64, "PaPE p=2") for target in triton_build.TARGETS]
     few += [triton_build.Build(80, name, "fp16", 64, "PaPE p=2") for name in ("backward_query", "backward_key")]
+    few += [triton_build.Build(89, "backward_query", "fp16", 64, "PaPE p=4")]
     for result in triton_build.run(few):
         assert result.spilled == 0, result
         assert result.shared <= triton_build.SHARED_MEMORY, result
@@ -483,4 +484,4 @@ def test_committed_report() -> None:
         used = args[build.name]
         assert entry["tiles"] == [used[key] for key in ("BLOCK_I", "BLOCK_J", "num_warps", "num_stages")], build
         assert entry["shared"] <= triton_build.SHARED_MEMORY, build
-        assert entry["spilled"] == 0 or build.size == 128 or build.dtype == "fp32", build
+        assert entry["spilled"] == 0 or build.size == 128, build

@@ -43,9 +43,9 @@ class Tiles(NamedTuple):
 TILES = {
     ("forward", 64): (Tiles(128, 64, 8, 3), Tiles(16, 32, 8, 2)),
     ("forward", 128): (Tiles(128, 64, 8, 2), Tiles(16, 32, 8, 1)),
-    ("backward_query", 64): (Tiles(64, 32, 4, 2), Tiles(32, 32, 8, 1)),
+    ("backward_query", 64): (Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1)),
     ("backward_query", 128): (Tiles(32, 32, 4, 2), Tiles(16, 16, 8, 1)),
-    ("backward_key", 64): (Tiles(16, 128, 8, 2), Tiles(16, 32, 8, 1)),
+    ("backward_key", 64): (Tiles(16, 128, 8, 2), Tiles(32, 32, 8, 1)),
     ("backward_key", 128): (Tiles(32, 64, 8, 2), Tiles(16, 32, 8, 1)),
 }
 
@@ -54,9 +54,10 @@ def tiles(name: str, call: Call) -> Tiles:
     """The tiles of a pass for a call."""
     size = 64 if max(call.q.shape[-1], call.v.shape[-1]) <= 64 else 128
     found = TILES[name, size][call.q.dtype == torch.float32]
-    if name == "forward" and call.bias is not None:  # which comes in tiles, too
-        found = found._replace(j=found.j // 2)
-    return found
+    four = call.r is not None and call.r.shape[-1] == LARGEST_P
+    scalar = call.M is not None and call.M.ndim == 3
+    hungry = four or call.bias is not None or scalar if name == "forward" else four and name == "backward_query"
+    return found._replace(j=found.j // 2) if hungry and found.j > 16 else found  # or registers would not suffice
 
 
 @cache

@@ -84,7 +84,7 @@ def peak_memory(prepare: Callable[[], Callable[[], object]], device: str) -> int
 
 
 def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """The function's result from a process of its own; None, with a message, if that did not survive."""
+    """The function's result from a process of its own; None, with a message, if memory did not suffice there."""
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if "forkserver" in methods:  # torch is imported once; no child inherits its threads or its memory pools
@@ -94,6 +94,9 @@ def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | No
         with ProcessPoolExecutor(1, context, initializer=torch.set_num_threads, initargs=threads) as pool:
             return pool.submit(function, *args, **kwargs).result()
     except (BrokenProcessPool, RuntimeError, MemoryError) as error:
+        short = isinstance(error, BrokenProcessPool | MemoryError | torch.OutOfMemoryError) or "allocate" in str(error)
+        if not short:
+            raise
         progress(f"failed: {', '.join(map(str, args))}: {error}")
         return None
 

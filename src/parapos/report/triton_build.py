@@ -31,7 +31,7 @@ TARGETS = (80, 89, 90)
 PASSES = ("forward", "backward_query", "backward_key")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 SIZES = (64, 128)
-TERMS = ("PaPE p=2", "PaPE p=3", "nD-ALiBi p=2", "table")
+TERMS = ("PaPE p=2", "PaPE p=3", "PaPE p=4", "PaPE-RI p=2", "nD-ALiBi p=2", "table", "PaPE p=2 + table")
 SHARED_MEMORY = 99 * 2**10  # bytes per block on sm_89, the smallest of the targets
 BATCH, HEADS, TOKENS = 2, 12, 4097
 
@@ -60,6 +60,8 @@ class Result:
 
 def term(name: str, device: str = "meta") -> list[Term]:
     """Score terms by their name in TERMS."""
+    if " + " in name:
+        return [one for part in name.split(" + ") for one in term(part, device)]
     b, h, n = BATCH, HEADS, TOKENS
     if name == "table":
         return [Table(torch.empty(1, h, n, n, device=device))]
@@ -67,6 +69,8 @@ def term(name: str, device: str = "meta") -> list[Term]:
     r = torch.empty(1, n, p, device=device)
     if name.startswith("nD-ALiBi"):
         return [Distance(torch.empty(h, device=device), r)]
+    if name.startswith("PaPE-RI"):
+        return [Quadratic(torch.empty(b, h, n, device=device), None, r)]
     return [Quadratic(torch.empty(b, h, n, p, p, device=device), torch.empty(b, h, n, p, device=device), r)]
 
 
