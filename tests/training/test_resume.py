@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import random
 import signal
 import subprocess
@@ -132,6 +133,27 @@ def test_sigterm_saves_and_leaves(where, nth, parapos, straight, tmp_path):
     same(folder, straight)
 
 
+def test_sigterm_to_all_processes_saves_and_leaves(environment, tmp_path):
+    """As a cluster or a service manager sends it: to the workers, too."""
+    folder = tmp_path / "run"
+    long = ("--data.workers", "1", "--optim.epochs", "400", "--run.tensorboard", "false")
+    command = [sys.executable, "-m", "parapos.cli", *SMOKE, str(folder), *long]
+    pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
+        first = checkpoint.step_path(folder / "checkpoints", 2)
+        until = time.monotonic() + 120
+        while not first.exists() and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGTERM)
+        told = process.communicate(timeout=120)[1]
+    assert process.returncode == 143, told
+    last = told.splitlines()[-1]
+    saved, damaged = checkpoint.latest(folder / "checkpoints")
+    assert f"stopped by SIGTERM; saved {saved}" in last
+    assert not damaged
+    assert checkpoint.load(saved)["parapos"]["progress"]["step"] == max(checkpoint.steps(folder / "checkpoints"))
+
+
 def test_a_loss_that_is_not_finite_stops_it(parapos, tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     code, told = parapos(*SMOKE, folder, "--optim.lr", "1e30", "--optim.clip", "0", log=log)
@@ -141,7 +163,7 @@ def test_a_loss_that_is_not_finite_stops_it(parapos, tmp_path):
     assert "from samples " in last
     assert "last good checkpoint: " in last
     path, _ = checkpoint.latest(folder / "checkpoints")
-    assert path is None or (str(path) in last and checkpoint.load(path)["state_dict"])
+    assert last.endswith(f"last good checkpoint: {path or 'PROBE'}")
 
 
 def test_it_learns(parapos, tmp_path):

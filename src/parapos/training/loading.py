@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -35,6 +36,12 @@ def _batch(samples: Sequence[Any], ragged: Sequence[str]) -> Any:
     return collate(samples, ragged) if wrong is None else wrong
 
 
+def _ignore_signals(worker: int) -> None:
+    """A signal to the whole process group is for the main process, which saves and then ends its workers."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Loader(DataLoader[Any]):
     def __init__(self, dataset: Dataset, batches: TrainBatches | EvalBatches, workers: int) -> None:
         super().__init__(
@@ -42,6 +49,7 @@ class Loader(DataLoader[Any]):
             batch_sampler=batches,
             collate_fn=partial(_batch, ragged=getattr(dataset, "ragged", ())),
             num_workers=workers,
+            worker_init_fn=_ignore_signals,
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
