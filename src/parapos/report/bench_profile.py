@@ -7,6 +7,7 @@ positions: what the encoding would cost if the rest of it were free and every pr
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from typing import Any
 
@@ -54,20 +55,26 @@ def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
                 net if train else fold(net), bench_model.adamw(net) if train else None, setting
             )
             steps[r]()
-        spent: dict[Row, defaultdict[str, float]] = {r: defaultdict(float) for r in rows}
+        spent: dict[Row, defaultdict[str, list[float]]] = {r: defaultdict(list) for r in rows}
         for index in range(rounds):
             for r in rows if index % 2 == 0 else rows[::-1]:
                 with profile(activities=activities) as seen:
                     steps[r]()
                     if setting.device == "cuda":
                         torch.cuda.synchronize()
+                took: defaultdict[str, float] = defaultdict(float)
                 for event in seen.key_averages():
                     own = event.self_device_time_total if setting.device == "cuda" else event.self_cpu_time_total
-                    spent[r][kind(event.key)] += own / 1000 / rounds
+                    took[kind(event.key)] += own / 1000
+                for name, value in took.items():
+                    spent[r][name].append(value)
             measure.progress(f"profile: {setting}, {mode}: round {index + 1} of {rounds}")
         base, ours = (count[r][mode] for r in rows)
         floor = ours / base if base and ours else None
-        out["modes"][mode] = {"ms": {str(r): dict(spent[r]) for r in rows}, "floor": floor}
+        out["modes"][mode] = {
+            "ms": {str(r): {name: statistics.median(values) for name, values in spent[r].items()} for r in rows},
+            "floor": floor,
+        }
         del nets, steps
     return out
 
@@ -76,8 +83,8 @@ def markdown(found: dict[str, Any]) -> str:
     """One table per mode: milliseconds by kind, and the difference as a share of the model without positions."""
     lines = [
         f"{found['setting']}, on {found['machine']}, {found['device']}, threads: {found['threads']}, "
-        f"torch {found['torch']}, commit {found['commit']}. Mean of {found['rounds']} profiled steps, which take "
-        "longer than others."
+        f"torch {found['torch']}, commit {found['commit']}. Medians of {found['rounds']} profiled steps of each in "
+        "turn, which take longer than others."
     ]
     for mode, values in found["modes"].items():
         base, ours = values["ms"][BASE], values["ms"][found["row"]]
