@@ -154,16 +154,19 @@ def test_sigterm_to_all_processes_saves_and_leaves(environment, tmp_path):
     assert checkpoint.load(saved)["parapos"]["progress"]["step"] == max(checkpoint.steps(folder / "checkpoints"))
 
 
-def test_a_loss_that_is_not_finite_stops_it(parapos, tmp_path):
+@pytest.mark.parametrize(("every", "good"), [("1", 1), ("2", None)])
+def test_a_loss_that_is_not_finite_stops_it(every, good, parapos, tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
-    code, told = parapos(*SMOKE, folder, "--optim.lr", "1e30", "--optim.clip", "0", log=log)
+    wild = ("--optim.lr", "1e30", "--optim.clip", "0", "--run.save_every", every)
+    code, told = parapos(*SMOKE, folder, *wild, log=log)
     assert code == 1, told
     last = told.splitlines()[-1]
-    assert "loss is nan at step" in last
-    assert "from samples " in last
-    assert "last good checkpoint: " in last
-    path, _ = checkpoint.latest(folder / "checkpoints")
-    assert last.endswith(f"last good checkpoint: {path or 'PROBE'}")
+    assert "loss is nan at step 2, from samples " in last
+    path = good and checkpoint.step_path(folder / "checkpoints", good)
+    assert last.endswith(f"; last good checkpoint: {path or 'none yet'}")
+    assert list(checkpoint.steps(folder / "checkpoints")) == ([good] if good else [])
+    if path:
+        assert all(value.isfinite().all() for value in checkpoint.load(path)["state_dict"].values())
 
 
 def test_it_learns(parapos, tmp_path):
