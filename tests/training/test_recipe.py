@@ -197,3 +197,41 @@ def test_tokens_are_of_the_models_patches():
     with pytest.raises(RecipeError, match=r"data.options.patch: expected the model's patch size 16, got 8"):
         recipe.load("dvsgesture_smoke", {"data.options.patch": "8"})
     recipe.load("dvsgesture_smoke", {"data.options.patch": "8", "model.options.patch": "8"})
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "good"),
+    [
+        ("ucf101", "tubelet", "1", "2"),
+        ("ucf101", "tubelet", "3", "2"),
+        ("ucf101", "tubelet", "5", "2"),
+        ("dvsgesture", "buckets", "20", "10"),
+    ],
+)
+def test_models_cut_as_the_data_does(name, option, value, good):
+    told = rf"model.options.{option}: expected {good}, which dataset {name} is made for, got {value}"
+    with pytest.raises(RecipeError, match=told):
+        recipe.load(name, {f"model.options.{option}": value})
+    recipe.load(name, {f"model.options.{option}": good})
+
+
+@pytest.mark.parametrize(("key", "value"), [("height", "25"), ("width", "8"), ("height", "0"), ("width", "wide")])
+def test_sides_of_frames_are_multiples_of_the_patch(key, value):
+    told = rf"data.options.{key}: expected a multiple of the model's patch size 16, got '?{value}"
+    with pytest.raises(RecipeError, match=told):
+        recipe.load("ucf101", {f"data.options.{key}": value})
+    recipe.load("ucf101", {f"data.options.{key}": "32"})
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "told"),
+    [
+        ("ucf101", "event_vit_nano_patch16", "codes, x, y, t, length, dataset ucf101 gives video, tubelets"),
+        ("dvsgesture", "vivit_nano_patch16", "video, tubelets, dataset dvsgesture gives codes, x, y, t, length"),
+        ("digits", "vivit_nano_patch16", "video, tubelets, dataset digits gives image"),
+    ],
+)
+def test_a_model_takes_what_the_data_gives(name, model, told, write):
+    text = f'extends = "{name}"\n[model]\nname = "{model}"\n'
+    with pytest.raises(RecipeError, match=rf"model.name: {model} takes {told}"):
+        recipe.load(write(text))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..tokenizers.spiking_patches import BUCKETS
 from . import FormatError
 from .augment.events import MIRRORED, tokenize_augmented
 from .augment.events import EventAugment as Augment
@@ -37,6 +38,7 @@ from .readers.gesture_lists import CLASSES, Row, read_labels, read_trials, user_
 from .sampling import Key, sample_seed
 
 SIDE = 128  # pixels of the sensor
+GIVES, OF_MODELS = (*RAGGED, "length"), {"buckets": BUCKETS}  # inputs of models, and options that they must have
 VALIDATION = (21, 22, 23)  # users
 SPLITS = ("train", "val", "test")
 LISTED = {"train": 98, "test": 24}  # recordings of the official lists

@@ -23,6 +23,7 @@ from .sampling import Key, sample_seed
 from .ucf101_cache import frames_path, is_prepared, load_frames
 
 HEIGHT, WIDTH = 240, 320
+GIVES, OF_MODELS = ("video", "tubelets"), {"tubelet": TUBELET}  # inputs of models, and options that they must have
 
 
 class Videos:

@@ -262,20 +262,30 @@ def _check_together(recipe: Recipe) -> None:
         _known_fields(module.Augment, recipe.augment.sample)
     if recipe.optim.ema and run.strategy == "fsdp":
         raise Bad("optim.ema", "cannot be combined with run.strategy = 'fsdp', which cuts the weights into pieces")
+    inputs: tuple[str, ...] = getattr(MODELS[recipe.model.name][0], "inputs", ("image",))
+    gives = getattr(module, "GIVES", ("image",))
+    if not set(inputs) <= set(gives):
+        told = f"takes {', '.join(inputs)}, dataset {data.name} gives {', '.join(gives)}"
+        raise Bad("model.name", f"{recipe.model.name} {told}")
     _check_options(recipe.model)
     try:
         with torch.device("meta"):
             model = recipe.model.build(2)
     except Exception as error:  # layers raise whatever they stumble over
         raise Bad("model", str(error) or type(error).__name__) from None
-    inputs = getattr(model, "inputs", ("image",))
     for key in ("mixup", "cutmix"):
         if getattr(recipe.augment, key) and "image" not in inputs:
             raise Bad(f"augment.{key}", f"mixes images, model {recipe.model.name} takes {', '.join(inputs)}")
     patch = getattr(model, "patch", 1)
-    own = signature(factory).parameters.get("patch")
-    if own is not None and (got := data.options.get("patch", own.default)) != patch:
-        raise Bad("data.options.patch", f"expected the model's patch size {patch}, got {got}")
+    options = {key: data.options.get(key, own.default) for key, own in signature(factory).parameters.items()}
+    if "patch" in options and options["patch"] != patch:
+        raise Bad("data.options.patch", f"expected the model's patch size {patch}, got {options['patch']}")
+    for key, value in getattr(module, "OF_MODELS", {}).items():
+        if (got := getattr(model, key)) != value:
+            raise Bad(f"model.options.{key}", f"expected {value}, which dataset {data.name} is made for, got {got}")
+    for key in ("height", "width"):
+        if key in options and (type(side := options[key]) is not int or side < 1 or side % patch):
+            raise Bad(f"data.options.{key}", f"expected a multiple of the model's patch size {patch}, got {side!r}")
     if data.size % patch:
         raise Bad("data.size", f"expected a multiple of the model's patch size {patch}, got {data.size}")
 
