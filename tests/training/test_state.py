@@ -86,6 +86,32 @@ def test_wrong_types_inside(change, message, run, capsys):
     assert message in told
 
 
+def test_keys_of_another_torch_are_no_damage(run, capsys):
+    """Releases of torch add keys to the groups of an optimizer; those that say what it does must be there."""
+
+    def newer(s):
+        group = first(s)["param_groups"][0]
+        group["of_a_newer_torch"] = None
+        group.pop("maximize")
+
+    weights = (run / "weights.safetensors").read_bytes()
+    (run / LAST).unlink()
+    rewrite(run / "checkpoints/step-000000008.ckpt", newer)
+    assert cli.main(["train", str(run)]) == 0, capsys.readouterr().err
+    assert "at step 8 of 10" in capsys.readouterr().err
+    assert (run / "weights.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("key", ["params", "lr", "betas", "eps", "weight_decay"])
+def test_keys_that_an_optimizer_needs(key, run, capsys):
+    def without(s):
+        s["parapos"]["progress"]["validated"] = 1
+        first(s)["param_groups"][0].pop(key)
+
+    rewrite(run / LAST, without)
+    assert "param_groups: expected params, lr, betas, eps, weight_decay of " in refused(capsys, "train", run)
+
+
 def test_resume_never_begins_anew(run, capsys):
     shutil.rmtree(run / "checkpoints")
     weights = (run / "weights.safetensors").read_bytes()

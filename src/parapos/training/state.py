@@ -14,6 +14,9 @@ from .optim import make_optimizer
 from .task import Progress, Task
 
 
+NEEDED = ("params", "lr", "betas", "eps", "weight_decay")  # of a group of the optimizer; torch has others by release
+
+
 def load(path: Path) -> tuple[dict[str, Any], Progress, int]:
     """A checkpoint of a run: all of it, how far the run was, and on how many samples it trains."""
     state = checkpoint.load(path)
@@ -63,8 +66,8 @@ def _check_optimizer(state: dict[str, Any], task: Task) -> None:
     if not isinstance(groups, list) or len(groups) != len(wanted):
         raise ValueError(f"param_groups: expected {len(wanted)}, got {str(groups)[:80]}")
     for group, like in zip(groups, wanted, strict=True):
-        if not isinstance(group, dict) or set(group) != set(like) or len(group["params"]) != like["params"]:
-            raise ValueError(f"param_groups: expected {', '.join(like)} of {like['params']} tensors")
+        if not isinstance(group, dict) or not set(NEEDED) <= set(group) or len(group["params"]) != like["params"]:
+            raise ValueError(f"param_groups: expected {', '.join(NEEDED)} of {like['params']} tensors")
     parameters = [p for group in fresh.param_groups for p in group["params"]]
     numbers = [number for group in groups for number in group["params"]]
     for number, p in zip(numbers, parameters, strict=True):
