@@ -45,7 +45,7 @@ TILES = {
     ("forward", 128): (Tiles(128, 64, 8, 2), Tiles(16, 32, 8, 1)),
     ("backward_query", 64): (Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1)),
     ("backward_query", 128): (Tiles(32, 32, 4, 2), Tiles(16, 16, 8, 1)),
-    ("backward_key", 64): (Tiles(16, 128, 8, 2), Tiles(32, 32, 8, 1)),
+    ("backward_key", 64): (Tiles(16, 128, 8, 2), Tiles(32, 16, 8, 1)),
     ("backward_key", 128): (Tiles(32, 64, 8, 2), Tiles(16, 32, 8, 1)),
 }
 
