@@ -5,10 +5,14 @@ import shlex
 import shutil
 
 import pytest
+import torch
+from torchvision.transforms import v2
 
 from parapos import cli
-from parapos.report import sweep, tables, tables_seeds
+from parapos.data.synthetic import pattern
+from parapos.report import sweep, tables, tables_jobs, tables_seeds
 from parapos.training import fit
+from parapos.training.checkpoint import CheckpointError
 
 from .test_tables import TINY
 from .test_tables_seeds import TINY as SEEDS
@@ -133,6 +137,64 @@ def test_cells_without_the_newer_column_are_read(tmp_path):
     assert lines[0].endswith(",f1,top1_subset")
     path.write_text("".join(f"{line.rpartition(',')[0]}\n" for line in lines))
     assert sweep.Cells(run).get(sweep.Cell(16)) == found
+
+
+ROOTED = """
+title = "Images of a folder"
+recipe = "RECIPE"
+
+[rows]
+first = { "model.encoding" = "pape" }
+second = { "model.encoding" = "rope" }
+
+[columns]
+16 = { size = 16 }
+24 = { size = 24 }
+
+[compare]
+rows = ["first", "second"]
+columns = ["16", "24"]
+"""
+
+
+def test_data_may_be_given_on_the_command_line_and_moved(tmp_path, capsys, monkeypatch):
+    """The recipe has no root and another size; the rows are no encodings."""
+    draw = torch.Generator().manual_seed(0)
+    for split in ("train", "val", "test"):
+        for label in range(2):
+            folder = tmp_path / "data" / split / f"class{label}"
+            folder.mkdir(parents=True)
+            for i in range(4):
+                v2.functional.to_pil_image(pattern(label, 2, (24, 24), draw)).save(folder / f"{i}.png")
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'extends = "digits_smoke"\n[data]\nname = "images"\nsize = 32\n[optim]\nepochs = 1\nbatch = 4\npart = 4\n'
+    )
+    path = tmp_path / "rooted.toml"
+    path.write_text(ROOTED.replace("RECIPE", str(own)))
+    marked = []
+    monkeypatch.setattr(tables.plots, "curves", lambda *args, trained, **options: marked.append(trained))
+    words = ["table", str(path), "--root", str(tmp_path / "runs"), "--data.size", "16", "--data.root"]
+    assert cli.main([*words, str(tmp_path / "data")]) == 0, capsys.readouterr().err
+    told = capsys.readouterr().out
+    assert "| first against second |" in told.split("Ours, over 16, 24:")[1]
+    assert set(marked) == {16}
+
+    (tmp_path / "data").rename(tmp_path / "moved")
+    kept = (tmp_path / "runs" / "own-second" / "cells.csv").read_text()
+    (tmp_path / "runs" / "own-second" / "cells.csv").unlink()
+    assert cli.main([*words, str(tmp_path / "moved")]) == 0, capsys.readouterr().err
+    assert (tmp_path / "runs" / "own-second" / "cells.csv").read_text() == kept, "the root is no part of a cell"
+
+
+def test_metrics_without_epochs_are_told(tmp_path):
+    run = run_of(tmp_path)
+    run.folder.mkdir(parents=True)
+    (run.folder / "recipe.toml").write_text(run.wanted.dumps())
+    (run.folder / "metrics.csv").write_text("a,b\n1,2\n")
+    for read in (run.state, lambda: tables_jobs._share(run)):
+        with pytest.raises(CheckpointError, match=r"metrics.csv: expected a column epoch, got a,b"):
+            read()
 
 
 def test_only_once_each(tmp_path, capsys, monkeypatch):

@@ -27,6 +27,14 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path):
     assert rows.read(path, growing=True) == []
 
 
+def test_whole_columns_must_be_there(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(CheckpointError, match=re.escape(f"{path}: expected a column epoch, got a,b")):
+        rows.read(path, whole=["epoch"], needed=["epoch"], growing=True)
+    assert rows.read(path, whole=["a"]) == [{"a": 1, "b": "2"}]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -79,9 +79,10 @@ class Cells:
         """The kept result for these weights, or None."""
         return self._rows().get(self._key(cell))
 
-    def measure(self, cell: Cell, batch: int | None = None) -> dict[str, float]:
+    def measure(self, cell: Cell, batch: int | None = None, root: str = "") -> dict[str, float]:
         """The kept result, or a new one. batch: images at a time; by default as many as hold the tokens that the
-        recipe's batch has at the trained size."""
+        recipe's batch has at the trained size. root: where the data are now, if the cell does not say it; it has no
+        part in the result."""
         if (kept := self.get(cell)) is not None:
             return kept
         data = fit.load_run(self.run).data
@@ -92,7 +93,7 @@ class Cells:
             split=cell.split,
             size=cell.size or None,
             position_scale=cell.position_scale,
-            root=cell.root or None,
+            root=cell.root or (root if root != data.root else None) or None,
             data=cell.data or None,
             batch=batch,
         )

@@ -77,7 +77,7 @@ class Run:
         found = checkpoint.latest(self.folder / "checkpoints")[0]
         epochs = self.wanted.optim.epochs
         if found is None:  # they may be removed once a run is finished
-            told = rows.read(self.folder / "metrics.csv", whole=["epoch"], growing=True)
+            told = rows.read(self.folder / "metrics.csv", whole=["epoch"], needed=["epoch"], growing=True)
             if any(row["epoch"] == epochs and row.get("val_loss") for row in told):
                 return FINISHED if (self.folder / "weights.safetensors").is_file() else LOST
             return LOST if told else UNBEGUN
@@ -87,9 +87,11 @@ class Run:
         return f"step {done.step} of {-(-samples // self.wanted.optim.batch) * epochs}"
 
     def shown(self, place: tuple[str, str], value: dict[str, float]) -> dict[str, float] | None:
-        """An evaluation with what its column shows as top1; None if it does not have that."""
+        """An evaluation with what its column shows as top1, and the size of training as "trained"; None if it does not
+        have what is shown."""
         metric = self.metrics.get(place, "top1")
-        return {**value, "top1": value[metric]} if metric in value else None
+        trained = float(self.wanted.data.size)
+        return {**value, "top1": value[metric], "trained": trained} if metric in value else None
 
 
 def check_rows(table: Table, only: Sequence[str]) -> None:
@@ -211,7 +213,7 @@ def make(
             tell(fit.train(run.wanted, run.folder))
         cells = Cells(run.folder)
         for place in missing:
-            value = run.shown(place, cells.measure(run.cells[place]))
+            value = run.shown(place, cells.measure(run.cells[place], root=run.wanted.data.root))
             if value is None:
                 told = f"expected {run.metrics[place]}, which {run.cells[place].data or run.wanted.data.name} has not"
                 raise ReportError(f"{run.folder}: {', '.join(place)}: {told}, or not yet when {cells.path} was written")
@@ -258,7 +260,7 @@ def comparison(table: Table, found: Found) -> list[str]:
                 scores.append([table.published(row, column) for column in columns])
         a, b = ([x for x in some if x is not None] for some in scores)
         if len(a) == len(b) == len(columns):
-            names = (plots.NAMES[rows[0]], plots.NAMES[rows[1]])
+            names = (plots.NAMES.get(rows[0], rows[0]), plots.NAMES.get(rows[1], rows[1]))
             out.append(f"{whose.capitalize()}, over {', '.join(columns)}:\n\n{significance.table(a, b, names)}")
     return out
 
@@ -284,7 +286,7 @@ def write(table: Table, found: Found, root: Path) -> list[Path]:
             values = [100 * x["top1"] if (x := found.get((row, column))) else None for column in table.columns]
             encoding = spec.changes.get("model.encoding", "pape")
             lines.append(plots.Line(plots.NAMES[row] if row in ENCODINGS else row, encoding, values))
-        trained = recipe.load(table.recipe).data.size
+        trained = round(next(iter(found.values()))["trained"])
         paths.append(base / f"{table.name}.png")
         plots.curves(paths[-1], sizes, lines, trained=trained, title=table.title, ylabel="top-1 accuracy, %")
     return paths

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ..training import rows
 from . import workers
 from .sweep import ReportError
 from .tables import Run
@@ -43,7 +44,9 @@ def run_all(
 
 def _share(run: Run) -> float:
     """How much of a run is done, from 0 to 1."""
-    epochs = [row["epoch"] for row in workers.read(run.folder / "metrics.csv") if "val_top1" in row]
+    path = run.folder / "metrics.csv"
+    told = rows.read(path, whole=["epoch"], needed=["epoch"], numbers=["val_top1"], growing=True)
+    epochs = [row["epoch"] for row in told if "val_top1" in row]
     tested = len(workers.read(run.folder / "cells.csv"))
     trained = max(epochs, default=0) / run.wanted.optim.epochs
     return TRAINING * trained + (1 - TRAINING) * min(1.0, tested / max(1, len(set(run.cells.values()))))

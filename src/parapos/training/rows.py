@@ -18,13 +18,15 @@ def read(
     optional: Collection[str] = (),
     numbers: Collection[str] = (),
     whole: Collection[str] = (),
+    needed: Collection[str] = (),
     growing: bool = False,
 ) -> list[dict[str, Any]]:
     """The rows of a file with a header. A file that is not there has none.
 
     columns: of the header, if they must be these; the optional ones may all be missing. numbers: columns that are read
-    as such, and left out of a row where they are empty. whole: columns with an integer in every row. growing: a last
-    line without an end is still being written, and left out.
+    as such, and left out of a row where they are empty. whole: columns with an integer in every row, if they
+    are there. needed: columns that must be there. growing: a last line without an end is still being written, and left
+    out.
     """
     try:
         data = path.read_bytes()
@@ -33,7 +35,7 @@ def read(
     data = data[: data.rfind(b"\n") + 1] if growing else data
     if growing and not data:
         return []
-    return parse(path, data, columns, optional=optional, numbers=numbers, whole=whole)
+    return parse(path, data, columns, optional=optional, numbers=numbers, whole=whole, needed=needed)
 
 
 def parse(
@@ -44,6 +46,7 @@ def parse(
     optional: Collection[str] = (),
     numbers: Collection[str] = (),
     whole: Collection[str] = (),
+    needed: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """The same of what a file holds."""
     try:
@@ -59,6 +62,9 @@ def parse(
         if header is None or (columns and header not in (list(columns), least)) or len(set(header)) < len(header):
             told = f"the columns {','.join(columns)}" if columns else "a header of different columns"
             raise CheckpointError(f"{path}: expected {told}")
+        for name in needed:
+            if name not in header:
+                raise CheckpointError(f"{path}: expected a column {name}, got {','.join(header)}")
         for line in lines:
             if len(line) != len(header):
                 raise ValueError(f"{len(line)} entries, expected {len(header)}")

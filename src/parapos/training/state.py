@@ -13,7 +13,6 @@ from .checkpoint import CheckpointError
 from .optim import make_optimizer
 from .task import Progress, Task
 
-
 NEEDED = ("params", "lr", "betas", "eps", "weight_decay")  # of a group of the optimizer; torch has others by release
 
 
