@@ -17,7 +17,7 @@ from parapos.data.dvsgesture import Gestures, cut, find_root, list_recordings, p
 from parapos.data.events import Events
 from parapos.data.events_tree import ROWS, make_dvsgesture
 from parapos.data.readers import aedat
-from parapos.data.readers.gesture_lists import Row, user_of
+from parapos.data.readers.gesture_lists import Row, read_labels, user_of
 from parapos.data.sampling import Key
 from parapos.tokenizers.spiking_patches import reference
 
@@ -154,7 +154,11 @@ def test_a_clock_that_overflows(made):
 
 
 def test_rows_without_events_have_no_tokens(tree):
-    (tree / "user24_led_labels.csv").write_text(f"{COLUMNS}1,5,9\n2,6,6\n")
+    labels = tree / "user24_led_labels.csv"
+    first, second = read_labels(labels)[:2]
+    pause = first.end + 5000, second.start - 5000
+    rows = [(1, *pause), (2, pause[0], pause[0]), (1, first.start, first.end)]
+    labels.write_text(COLUMNS + "".join(f"{label},{start},{end}\n" for label, start, end in rows))
     (tree / "user24_fluorescent_labels.csv").write_text(COLUMNS)
     for now in ("raw", "prepared"):
         found = load("test", tree)

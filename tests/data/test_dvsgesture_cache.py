@@ -1,5 +1,6 @@
 """Prepared gestures are those of the recordings, are taken only while they are good, and written again where not."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -195,6 +196,7 @@ def test_truncated_recordings(tree):
     with pytest.raises(FormatError, match="truncated='keep'"):
         prepare(tree, complete=False)
     assert "truncated='keep'" in check(tree, complete=False).problems[0]
+    assert "--keep-truncated of `parapos prepare`" in check(tree, complete=False).problems[0]
     with pytest.warns(TruncatedWarning):
         assert prepare(tree, complete=False, truncated="keep") == (1, 5)
 
@@ -214,3 +216,54 @@ def test_what_was_kept_of_a_truncated_recording_is_not_taken_for_a_whole_one(tre
             with pytest.raises(FormatError, match=r"user24_led\.aedat: at byte .*truncated='keep' takes"):
                 prepare(tree, complete=False)
             path.unlink()
+
+
+def in_milliseconds(labels):
+    columns, *lines = labels.read_text().splitlines()
+    rows = [[int(part) for part in line.split(",")] for line in lines]
+    text = "".join(f"{label},{start // 1000},{end // 1000}\n" for label, start, end in rows)
+    labels.write_text(f"{columns}\n{text}")
+
+
+def test_gestures_outside_of_their_recording_are_told(tree):
+    labels = tree / "user24_led_labels.csv"
+    good = labels.read_text()
+    in_milliseconds(labels)
+    told = r"user24_led_labels\.csv: gesture 0 is from \d+ to \d+, outside of the recording, expected microseconds from"
+    with pytest.raises(FormatError, match=told):
+        prepare(tree, complete=False)
+    with pytest.raises(FormatError, match=told):
+        load("test", tree)[12]
+    assert "user24_led" not in dvsgesture.load(tree / "prepared")
+    labels.write_text(f"{good.rstrip()}\n1,{10**15},{10**15 + 5}\n")
+    with pytest.raises(FormatError, match=r"gesture 12 is from 10{15} to 10{14}5, outside"):
+        prepare(tree, complete=False)
+    first = aedat.read(tree / "user24_led.aedat").t[0]
+    labels.write_text(f"{COLUMNS}1,0,{first - 1}\n")
+    with pytest.raises(FormatError, match="gesture 0"):
+        prepare(tree, complete=False)
+    labels.write_text(f"{COLUMNS}1,0,{first}\n1,{first},{10**9}\n")  # in part is enough
+    assert prepare(tree, complete=False) == (1, 5)
+
+
+def test_recordings_without_events_in_gestures_are_told(tree):
+    events = aedat.read(tree / "user24_led.aedat")
+    aedat.write(tree / "user24_led.aedat", dataclasses.replace(events, x=events.x + np.uint16(128)))
+    with pytest.raises(
+        FormatError, match=r"user24_led_labels\.csv: none of the 12 gestures has an event on the sensor"
+    ):
+        prepare(tree, complete=False)
+    aedat.write(tree / "user24_led.aedat", events.select(slice(0, 0)))
+    with pytest.raises(FormatError, match=r"gesture 0 .* outside of the recording, which has no events"):
+        prepare(tree, complete=False)
+
+
+def test_prepared_recordings_without_events_are_told(tree):
+    prepare(tree, complete=False)
+    entry = dvsgesture.load(tree / "prepared")["user24_led"].told()
+    path = tree / "prepared" / "user24_led" / "00.npy"
+    digest = cache.save_array(path, np.zeros(0, dvsgesture.EVENT))
+    entry["gestures"] = [[*entry["gestures"][0][:3], 0, digest]]
+    cache.write_manifest(tree / "prepared", "dvsgesture", dvsgesture.VERSION, {"user24_led": entry})
+    (problem,) = check(tree, complete=False).problems
+    assert problem.startswith(f"{path.parent}: none of the 1 gestures has an event on the sensor")

@@ -88,6 +88,15 @@ def cut(events: Events, gesture: Row) -> Events:
     return clean(Events(part.t - gesture.start, part.x, part.y, part.polarity), SIDE, SIDE)
 
 
+def check_times(labels: Path, number: int, gesture: Row, events: Events, *, early: bool) -> None:
+    """A gesture must share time with its recording; one that ends `early` may lack what is after its end."""
+    first, last = (int(events.t[0]), int(events.t[-1])) if len(events) else (0, -1)
+    if gesture.end < first or (gesture.start > last and not early):
+        told = f"gesture {number} is from {gesture.start} to {gesture.end}, outside of the recording"
+        expected = f"expected microseconds from {first} to {last}" if len(events) else "which has no events"
+        raise FormatError(f"{labels}: {told}, {expected}")
+
+
 def list_samples(
     root: Path, cache: Path, names: Sequence[str], *, truncated: str = "error", complete: bool = True
 ) -> list[Sample]:
@@ -143,7 +152,10 @@ class Gestures:
         """The events of a gesture as they were recorded, with time from its start."""
         sample = self.samples[index]
         if sample.events is None:
-            return cut(aedat.read(self.root / f"{sample.recording}.aedat", truncated=self.truncated), sample.gesture)
+            events = aedat.read(self.root / f"{sample.recording}.aedat", truncated=self.truncated)
+            labels = self.root / f"{sample.recording}_labels.csv"
+            check_times(labels, sample.row, sample.gesture, events, early=self.truncated == "keep")
+            return cut(events, sample.gesture)
         return load_gesture(_path(self.cache, sample.recording, sample.row), sample.gesture, sample.events)
 
     def __getitem__(self, key: int | Key) -> dict[str, Any]:
@@ -282,7 +294,7 @@ def prepare(
             before += 1
             continue
         events, early = _read(source, truncated)
-        entries[name] = Entry(size, early, digest, tuple(_write_gestures(cache, name, labels, events)))
+        entries[name] = Entry(size, early, digest, tuple(_write_gestures(cache, name, labels, events, early)))
         write_manifest(cache, KIND, VERSION, {name: entry.told() for name, entry in entries.items()})
         now += 1
     return now, before
@@ -292,19 +304,26 @@ def _read(recording: Path, truncated: str) -> tuple[Events, bool]:
     return told_if_early(lambda how: aedat.read(recording, truncated=how), truncated)
 
 
-def _write_gestures(cache: Path, name: str, labels: Path, events: Events) -> list[tuple[Row, int, str]]:
+def _write_gestures(cache: Path, name: str, labels: Path, events: Events, early: bool) -> list[tuple[Row, int, str]]:
     gestures = []
     for i, row in enumerate(read_labels(labels)):
         if row.end - row.start >= 2**32:
             raise FormatError(
                 f"{labels}: gesture {i} takes {row.end - row.start} microseconds, expected less than 2^32"
             )
+        check_times(labels, i, row, events, early=early)
         part = cut(events, row)
         packed = np.zeros(len(part), EVENT)
         for field in EVENT.names or ():
             packed[field] = getattr(part, field)
         gestures.append((row, len(part), save_array(_path(cache, name, i), packed)))
+    if gestures and not early and not any(count for _, count, _ in gestures):
+        raise FormatError(f"{labels}: {_nothing(len(gestures))}")
     return gestures
+
+
+def _nothing(gestures: int) -> str:
+    return f"none of the {gestures} gestures has an event on the sensor, expected some"
 
 
 def check(
@@ -356,7 +375,11 @@ def _check_cache(cache: Path, progress: Progress, found: Check) -> None:
         return
     names, events = list(entries), 0
     for i in progress(range(len(names)), "prepared recordings"):
-        for row, (_, count, digest) in enumerate(entries[names[i]].gestures):
+        entry = entries[names[i]]
+        if entry.gestures and not entry.early and not any(count for _, count, _ in entry.gestures):
+            told = f"{_nothing(len(entry.gestures))}; remove it and {AGAIN}"
+            found.problems.append(f"{cache / names[i]}: {told}")
+        for row, (_, count, digest) in enumerate(entry.gestures):
             path = _path(cache, names[i], row)
             events += count
             if not path.is_file() or sha256(path) != digest:

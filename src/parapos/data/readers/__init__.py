@@ -1,6 +1,7 @@
 """Bytes of a file to arrays, or a FormatError that names the file and the place.
 
-A reader believes no count in a file before it has seen the bytes: what it allocates is a small multiple of the file.
+A reader believes no count in a file before it has seen the bytes: what it allocates is a small multiple of the file. Of
+videos, which are packed, a frame may be far larger than its bytes, and has a constant for its bound: MAX_PIXELS.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def check_bits(events: Events, **bits: int) -> None:
 def ends_early(path: str | Path, byte: int, told: str, kept: int, truncated: str) -> None:
     """Raises, or warns with the number of events that are kept, as `truncated` says."""
     if truncated == "error":
-        raise TruncatedError(f"{path}: at byte {byte}: {told}; truncated='keep' takes the {kept} events before")
+        keep = f"truncated='keep' takes the {kept} events before, and so does --keep-truncated of `parapos prepare`"
+        raise TruncatedError(f"{path}: at byte {byte}: {told}; {keep}")
     warnings.warn(f"{path}: at byte {byte}: {told}; kept the {kept} events before", TruncatedWarning, stacklevel=4)
 
 
