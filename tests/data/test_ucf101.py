@@ -265,7 +265,7 @@ def test_what_is_missing_is_told(tree):
         ucf101("test", root=tree)
     ucf101("test", root=tree, **SMALL).path(0).unlink()
     assert len(ucf101("test", root=tree, **SMALL)) == 1
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FormatError, match="none: no folder ucfTrainTestlist, expected the folder of UCF101"):
         ucf101("test", root=tree / "none", **SMALL)
     ucf101("test", root=tree, **SMALL).path(0).unlink()
     with pytest.raises(FormatError, match="no clips"):

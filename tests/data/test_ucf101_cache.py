@@ -204,6 +204,29 @@ def test_check_tells_what_is_missing_and_wrong(tree):
     assert [problem.startswith(f"unreadable: {test.path(0)}: ") for problem in found.problems] == [True]
 
 
+def test_check_tells_prepared_files_that_are_missing_or_cut(tree):
+    prepare(tree)
+    train = ucf101("train", root=tree, **SMALL)
+    gone, cut = (frames_path(tree / "prepared", train.files[i]) for i in (0, 2))
+    size = cut.stat().st_size
+    gone.unlink()
+    cut.write_bytes(cut.read_bytes()[:-1])
+    found = check(tree, complete=False)
+    assert rows(found)["prepared clips"] == ("6", "")
+    assert rows(found)["in the manifest, file missing or of another size"] == ("2", "0")
+    again = "run `parapos prepare ucf101` again"
+    told = f"{size - 1} bytes, expected {size} as in the manifest"
+    assert sorted(found.problems) == sorted([f"{gone}: not there; {again}", f"{cut}: {told}; {again}"])
+    assert check(tree, complete=False, sample=0).problems == []  # what preparing begins with, and mends
+    assert prepare(tree).now == 2
+    assert check(tree, complete=False).problems == []
+
+
+def test_another_folder_is_told(tmp_path):
+    (problem,) = check(tmp_path / "none").problems
+    assert problem.startswith(f"{tmp_path / 'none'}: no folder ucfTrainTestlist, expected the folder of UCF101")
+
+
 def test_check_expects_the_official_numbers(tree):
     found = check(tree)
     assert rows(found)["fold 3, test clips"] == ("2", "3,696")

@@ -128,7 +128,7 @@ def check(
 ) -> Check:
     """Counts lists and videos, decodes `sample` clips evenly spaced, and compares prepared frames with their SHA-256.
 
-    sample = 0 does neither of the latter two.
+    sample = 0 does neither of the latter two, nor does it look for prepared files that the manifest names.
     """
     result = Check()
     try:
@@ -172,6 +172,16 @@ def _check_sample(videos: Path, files: list[str], sample: int, progress: Progres
     result.rows.append((f"  of {len(chosen):,} read, ending too early", f"{early:,}", ""))
 
 
+def _wrong_size(path: Path, entry: Any) -> str:
+    """What is wrong with the size of a prepared file, empty if nothing is."""
+    expected = entry.get("bytes") if isinstance(entry, dict) else None
+    size = path.stat().st_size if path.is_file() else None
+    if size is not None and size == expected:
+        return ""
+    told = "not there" if size is None else f"{size} bytes, expected {expected} as in the manifest"
+    return f"{path}: {told}; {AGAIN}"
+
+
 def _check_cache(
     root: str | Path, cache: Path, files: list[str], compare: bool, progress: Progress, result: Check
 ) -> None:
@@ -182,6 +192,12 @@ def _check_cache(
         return
     current = [file for file, good in zip(files, is_prepared(root, cache, files), strict=True) if good]
     result.count("prepared clips", len(current))
+    if compare:
+        wrong = [
+            told for file, entry in sorted(entries.items()) if (told := _wrong_size(frames_path(cache, file), entry))
+        ]
+        result.rows.append(("  in the manifest, file missing or of another size", f"{len(wrong):,}", "0"))
+        result.problems += wrong
     if compare and current:
         damaged = [
             current[i]

@@ -94,6 +94,8 @@ def read_fold(root: str | Path, fold: int) -> Fold:
     if fold not in FOLDS:
         raise ValueError(f"fold must be 1, 2 or 3, got {fold!r}")
     folder = Path(root) / LISTS
+    if not folder.is_dir():
+        raise FormatError(f"{root}: no folder {LISTS}, expected the folder of UCF101 with {LISTS} and {VIDEOS} in it")
     classes = read_classes(folder / "classInd.txt")
     train, test = (read_list(folder / f"{kind}list0{fold}.txt", classes) for kind in ("train", "test"))
     tested = {(clip.label, clip.group) for clip in test}
