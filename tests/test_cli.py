@@ -106,6 +106,20 @@ def test_user_errors_are_one_line(command, message, capsys):
     assert err.count("\n") == 1
 
 
+def test_short_names_of_where_training_runs(monkeypatch, capsys):
+    from parapos.training import command
+
+    asked = {}
+    monkeypatch.setattr(command, "train", lambda **options: asked.update(options) or 0)
+    words = ["train", "digits_smoke", "--devices", "2", "--strategy=ddp", "--num-nodes", "3"]
+    assert cli.main(words) == 0
+    assert asked["changes"] == {"run.devices": "2", "run.strategy": "ddp", "run.nodes": "3"}
+    assert cli.main([*words, "--run.devices", "4"]) == 2
+    assert capsys.readouterr().err == "parapos train: expected --devices or --run.devices once\n"
+    assert cli.main(["train", "digits_smoke", "--devices"]) == 2
+    assert "expected a value after --run.devices" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("bench", ["attention", "model"])
 def test_missing_device(bench, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -88,6 +88,19 @@ def _prepare_imagenet(args: argparse.Namespace) -> None:
         raise UserError(f"parapos prepare imagenet: {describe(error)}") from None
 
 
+ALIASES = {"--devices": "--run.devices", "--strategy": "--run.strategy", "--num-nodes": "--run.nodes"}  # of train
+
+
+def _unalias(argv: list[str]) -> None:
+    """Writes the short names of where training runs as the keys of the recipe; one of both may be given."""
+    for i, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name in ALIASES:
+            argv[i] = f"{ALIASES[name]}{equals}{value}"
+            if sum(other.partition("=")[0] in (name, ALIASES[name]) for other in argv) > 1:
+                raise UserError(f"parapos train: expected {name} or {ALIASES[name]} once")
+
+
 def _changes(argv: list[str]) -> dict[str, str]:
     """Takes `--section.key value` and `--section.key=value` out of a command line."""
     changes = {}
@@ -284,7 +297,8 @@ def parser() -> argparse.ArgumentParser:
     train = command(
         commands,
         "train",
-        "Train a recipe, or go on with the run that its folder holds. Any value may be given as --section.key VALUE.",
+        "Train a recipe, or go on with the run that its folder holds. Any value may be given as --section.key VALUE; "
+        "--devices, --strategy and --num-nodes are short for --run.devices, --run.strategy and --run.nodes.",
         "parapos train digits --out runs/digits --model.encoding rope",
     )
     train.add_argument("recipe", metavar="RECIPE", help="name of a recipe, a .toml file, or the folder of a run")
@@ -319,6 +333,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     try:
         words = list(sys.argv[1:] if argv is None else argv)
+        if words[:1] == ["train"]:
+            _unalias(words)
         changes = _changes(words) if words[:1] in (["train"], ["table"], ["sweep"]) else {}
         args = parser().parse_args(words)
         args.changes = changes

@@ -54,7 +54,7 @@ def work(wanted: Recipe, folder: Path, cells: Iterable[Cell]) -> str | None:
         fit.train(wanted, folder)
         found = Cells(folder)
         for cell in cells:
-            found.measure(cell)
+            found.measure(cell, root=wanted.data.root)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
