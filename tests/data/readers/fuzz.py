@@ -49,6 +49,25 @@ def overwrite(path, data):
         file.truncate()
 
 
+def _resident(key):
+    """KiB of memory that this process holds (VmRSS), or held at most since the mark was set back (VmHWM)."""
+    with open("/proc/self/status") as file:
+        return int(file.read().split(key + ":")[1].split()[0])
+
+
+@contextmanager
+def peak_below(kib):
+    """What runs inside may never hold more than so much beyond what is held now. Earlier peaks do not hide it."""
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:
+        pytest.skip("peak memory cannot be set back here")
+    before = _resident("VmRSS")
+    yield
+    assert _resident("VmHWM") - before < kib
+
+
 @contextmanager
 def address_space(spare):
     """A limit for the memory of this process: whoever asks for `spare` bytes more gets a MemoryError."""
