@@ -152,6 +152,14 @@ KEYS: dict[str, Kind] = {
     "minutes": TIME,
     "compare": _table(TEXTS, "lists of different texts"),
 }
+BENCH: dict[str, Kind] = {
+    "model": TEXT,
+    "encodings": TEXTS,
+    "parabolas": NUMBERS,
+    "sizes": NUMBERS,
+    "batch": SIZE,
+    "seconds": TIME,
+}
 ROW: dict[str, Kind] = {"recipe": TEXT, "instead": _table(TEXT, "recipes")}
 CHANGE: Kind = (lambda x: isinstance(x, (str, bool, int, float, list))), "a value of the recipe"
 COLUMN: dict[str, Kind] = {
@@ -186,6 +194,11 @@ def _make(path: Path, values: dict[str, Any]) -> Table:
     if "title" not in values or not ("bench" in values or needed <= set(values)):
         told = "either [bench] or recipe, [rows] and [columns], with seeds [blocks] instead of recipe"
         raise ReportError(f"{path.name}: expected title, and {told}")
+    _known(path, "bench.", values.get("bench", {}), list(BENCH))
+    _check(path, "bench.", values.get("bench", {}), BENCH)
+    for key in BENCH if "bench" in values else ():
+        if key not in values["bench"]:
+            raise ReportError(f"{path.name}: bench.{key}: missing")
     values["seeds"] = tuple(values.get("seeds", ()))
     rows = {}
     for name, row in values.pop("rows", {}).items():
