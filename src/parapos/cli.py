@@ -327,6 +327,13 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _leave_group() -> None:
+    """Ends the threads that talk to other processes: one that lives when Python ends may abort it."""
+    group = sys.modules.get("torch.distributed")
+    if group is not None and group.is_available() and group.is_initialized():
+        group.destroy_process_group()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns 0, or 2 with one line on stderr if the command line is wrong."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -339,6 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_args(words)
         args.changes = changes
         args.run(args)
+        _leave_group()
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from .terms import Distance, Polynomial, Quadratic, Table, Term
 
@@ -40,23 +39,24 @@ def _scaled(terms: Sequence[Term], scale: float) -> list[Term]:
     return out
 
 
-# Basis functions of all queries, by the positions they were made from: layers that share these make them once.
-_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+# The last basis functions that served all queries and samples: what they are, the bits of their positions, and they.
+# Layers that share positions make them once. Bits, because compilers write to tensors without telling.
+_last: tuple[object, Tensor, Tensor] | None = None
 
 
 def _basis(term: Quadratic | Polynomial | Distance, rows: slice, dtype: torch.dtype) -> Tensor:
-    """A term's basis functions for a block of queries. Small ones that serve all samples are kept as long as their
-    positions live and are not written to; on the CPU alone, as elsewhere streams may run at different times."""
+    """A term's basis functions for a block of queries, on the CPU not made anew if they are the last ones."""
+    global _last
     r = term.r
-    if r.shape[0] > 1 or r.device.type != "cpu" or r.is_inference() or (rows.start, rows.stop) != (0, r.shape[1]):
+    if r.shape[0] > 1 or r.device.type != "cpu" or (rows.start, rows.stop) != (0, r.shape[1]):
         return term.basis(dtype)
     shapes = [None if x is None else x.shape[3:] for name in term.learned for x in [getattr(term, name)]]
-    key = type(term), getattr(term, "exponents", shapes), dtype, r._version
-    if (found := _known.get(r)) is None or found[0] != key:
-        found = key, term.basis(dtype)
-        if found[1].nbytes <= BLOCK_BYTES:
-            _known[r] = found
-    basis: Tensor = found[1]
+    key, bits, last = (type(term), getattr(term, "exponents", shapes), dtype), r.contiguous().view(torch.int32), _last
+    if last is not None and last[0] == key and torch.equal(last[1], bits):
+        return last[2]
+    basis = term.basis(dtype)
+    if basis.nbytes <= BLOCK_BYTES and not torch.is_inference_mode_enabled():
+        _last = key, bits.clone(), basis
     return basis
 
 

@@ -105,7 +105,7 @@ def _parts(q: Tensor, rows: int, width: int) -> list[tuple[slice, slice]]:
     batch, heads = q.shape[:2]
     per_head = 3 * rows * width * q.element_size()
     few_heads = max(1, min(heads, CHUNK_BYTES // per_head))
-    few = max(1, min(batch, CHUNK_BYTES // (per_head * heads)))
+    few = max(1, min(batch, CHUNK_BYTES // (per_head * max(1, heads))))
     starts = product(range(0, batch, few), range(0, heads, few_heads))
     return [(slice(i, min(i + few, batch)), slice(j, min(j + few_heads, heads))) for i, j in starts]
 

@@ -96,6 +96,8 @@ def _features_method(call: Call) -> str:
     text = f"{names} as at most {extra} extra query/key columns in PyTorch fused attention of width {width}"
     if term.M is not None and call.q.shape[2] > 4 * features.QUERIES:
         text += "; keys are skipped where the parabolas leave them no weight"
+    if call.needs_grad and _as_columns(call, torch.promote_types(call.q.dtype, torch.float32)) is None:
+        text += "; its backward pass in blocks of queries"
     return text
 
 
@@ -106,7 +108,7 @@ def _features_memory(call: Call) -> memory.Peak:
         peaks.append(
             memory.in_blocks(call.sizes) if term is None else memory.as_columns(call.sizes, call.q, call.v, term)
         )
-    return memory.Peak(peaks[0].forward, peaks[1].training)
+    return memory.Peak(peaks[0].forward, max(peaks[0].forward, peaks[1].training))
 
 
 def _triton_refuse(call: Call) -> str | None:
@@ -244,6 +246,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor 
                 raise ValueError(f"Table.bias must be ({b} or 1, {h} or 1, {n}, {n}), got {tuple(term.bias.shape)}")
             continue
         r = term.r
+        if term.at is not None:
+            raise ValueError(f"{kind}.at must be None: attention is over all rows")
         if r.ndim != 3 or r.shape[0] not in (1, b) or r.shape[1] != n:
             raise ValueError(f"{kind}.r must be ({b} or 1, {n}, p), got {tuple(r.shape)}")
         if r.dtype not in (torch.float32, torch.float64):

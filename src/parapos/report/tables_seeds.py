@@ -40,6 +40,7 @@ INKS = (
     "#40B0A6",
     "#5D3A9B",
     "#FF9F40",
+    "#7F7F00",
 )
 BEYOND = "beyond"
 
