@@ -39,7 +39,7 @@ class Tiles(NamedTuple):
 
 
 # Per pass and head size up to 64 or 128; half precision, then float32. Chosen by compiling for sm_80, sm_89 and sm_90,
-# not by timing: no spills of the report's terms at head size 64, at most 99 KiB of shared memory (benchmarks/triton.md).
+# not by timing: no spills of its terms at head size 64, at most 99 KiB of shared memory (benchmarks/triton.md).
 TILES = {
     ("forward", 64): (Tiles(128, 64, 8, 3), Tiles(16, 32, 8, 2)),
     ("forward", 128): (Tiles(128, 64, 8, 2), Tiles(16, 32, 8, 1)),
