@@ -159,6 +159,7 @@ BENCH: dict[str, Kind] = {
     "sizes": NUMBERS,
     "batch": SIZE,
     "seconds": TIME,
+    "rounds": SIZE,
 }
 ROW: dict[str, Kind] = {"recipe": TEXT, "instead": _table(TEXT, "recipes")}
 CHANGE: Kind = (lambda x: isinstance(x, (str, bool, int, float, list))), "a value of the recipe"
@@ -197,7 +198,7 @@ def _make(path: Path, values: dict[str, Any]) -> Table:
     _known(path, "bench.", values.get("bench", {}), list(BENCH))
     _check(path, "bench.", values.get("bench", {}), BENCH)
     for key in BENCH if "bench" in values else ():
-        if key not in values["bench"]:
+        if key not in values["bench"] and key != "rounds":
             raise ReportError(f"{path.name}: bench.{key}: missing")
     values["seeds"] = tuple(values.get("seeds", ()))
     rows = {}
