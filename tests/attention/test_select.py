@@ -71,6 +71,12 @@ def test_explain_knows_what_numbers_do_to_columns() -> None:
         assert "skipped" not in plan.method
 
 
+def test_explain_without_numbers() -> None:
+    q, r = torch.zeros(1, 2, 600, 8, device="meta"), torch.zeros(1, 600, 2, device="meta")
+    plan = parapos.explain(q, q, q, [parapos.Quadratic(torch.zeros(1, 2, 600, device="meta"), None, r)])
+    assert "in blocks of queries instead if the numbers would lose digits" in plan.method
+
+
 def test_positions_that_want_a_gradient_are_served_where_none_is_taken() -> None:
     q, k, v, (term,) = call()
     wanting = replace(term, r=term.r.clone().requires_grad_())

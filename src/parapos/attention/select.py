@@ -78,6 +78,8 @@ def _as_columns(call: Call, dtype: torch.dtype) -> Quadratic | None:
         return None
     term = call.terms[0] if call.mask is None else _hide(call.terms[0], call.mask)
     assert isinstance(term, Quadratic)
+    if call.q.is_meta:  # no numbers to ask
+        return term
     with torch.no_grad(), no_autocast(call.q.device):
         return term if features.exact(call.q, call.v, term, call.mask, call.scale, dtype) else None
 
@@ -94,6 +96,8 @@ def _features_method(call: Call) -> str:
         return text
     extra, width = features.widths(call.q, call.v, term)
     text = f"{names} as at most {extra} extra query/key columns in PyTorch fused attention of width {width}"
+    if call.q.is_meta:
+        text += ", in blocks of queries instead if the numbers would lose digits"
     if term.M is not None and call.q.shape[2] > 4 * features.QUERIES:
         text += "; keys are skipped where the parabolas leave them no weight"
     if call.needs_grad and _as_columns(call, torch.promote_types(call.q.dtype, torch.float32)) is None:
