@@ -32,6 +32,7 @@ def made() -> Iterator[list[str]]:
         return wrapper
 
     with ExitStack() as stack:
+        stack.enter_context(patch.object(blockwise, "_last", None))
         for kind in (Quadratic, Polynomial, Distance):
             stack.enter_context(patch.object(kind, "basis", counted(kind)))
         yield found

@@ -297,7 +297,7 @@ def losses(encoding, steps=100):
 
 @pytest.mark.parametrize("encoding", ["pape", "sincos", "rope", "polynomial"])
 def test_learns_where_things_are(encoding):
-    found = losses(encoding)
+    found = losses(encoding, steps=200)
     assert found[0] == pytest.approx(math.log(4), rel=1e-4)
     assert min(found) < 0.2 * found[0]
 

@@ -18,7 +18,8 @@ Exponents = tuple[tuple[int, ...], ...]
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Positional arithmetic is never cast; devices that know no autocast (meta) need no protection."""
     known = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if known else nullcontext()
+    casts = known and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if casts else nullcontext()
 
 
 def transformed() -> bool:
@@ -61,12 +62,13 @@ def difference(r: Tensor, at: Tensor | None, dtype: torch.dtype) -> Tensor:
     return (keys[:, :, None, :] - queries[:, :, :, None]).nan_to_num_(nan=0.0).to(dtype)
 
 
-def contract(coefficients: Tensor, basis: Tensor) -> Tensor:
-    """(B, H, n, f), (B or 1, n, f, N) -> (B, H, n, N). A shared basis is never copied per sample."""
+def contract(coefficients: Tensor, basis: Tensor, factor: float = 1.0) -> Tensor:
+    """(B, H, n, f), (B or 1, n, f, N) -> (B, H, n, N), times a factor. A shared basis is never copied per sample."""
+    coefficients = coefficients if factor == 1 else coefficients * factor
     if basis.shape[0] > 1:
         return (coefficients.transpose(1, 2) @ basis).transpose(1, 2)
     b, h, n, f = coefficients.shape
-    out = coefficients.permute(2, 0, 1, 3).reshape(n, b * h, f) @ basis[0]  # (n, BH, N)
+    out = torch.bmm(coefficients.permute(2, 0, 1, 3).reshape(n, b * h, f), basis[0])  # (n, BH, N)
     return out.view(n, b, h, basis.shape[-1]).permute(1, 2, 0, 3)
 
 

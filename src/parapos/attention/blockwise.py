@@ -7,7 +7,6 @@ elsewhere, and in the backward pass, so are the weights. B batch, H heads, N tok
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -18,25 +17,18 @@ from .terms import Distance, Polynomial, Quadratic, Table, Term
 BLOCK_BYTES = 8 * 2**20  # one (B, H, n, N) block of scores; a handful are alive at a time
 
 
-def blocks(batch: int, heads: int, n: int, itemsize: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of samples and query rows whose scores fit in BLOCK_BYTES; all samples of some rows come in a row."""
+def blocks(batch: int, heads: int, n: int, itemsize: int, share: int = 1) -> Iterator[tuple[slice, slice]]:
+    """Slices of samples and query rows whose scores fit in BLOCK_BYTES; all samples of some rows come in a row.
+
+    Several whole samples only get a share of that: a backward pass, which goes over them more often, wants 2.
+    """
     per_row = heads * n * itemsize
     count = -(-n // max(1, min(n, BLOCK_BYTES // per_row)))
     rows = -(-n // count)  # equal blocks
-    samples = max(1, min(batch, BLOCK_BYTES // (per_row * n)))
+    samples = max(1, min(batch, BLOCK_BYTES // share // (per_row * n)))
     for j in range(0, n, rows):
         for i in range(0, batch, samples):
             yield slice(i, min(i + samples, batch)), slice(j, min(j + rows, n))
-
-
-def _scaled(terms: Sequence[Term], scale: float) -> list[Term]:
-    """Terms to be added after scaling: those that share the factor of q.k take it into their coefficients."""
-    out = []
-    for term in terms:
-        values = {name: getattr(term, name) for name in term.learned} if term.scaled else {}
-        wide = {name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in values.items() if x is not None}
-        out.append(replace(term, **{name: x * scale for name, x in wide.items()}))
-    return out
 
 
 # The last basis functions that served all queries and samples: what they are, the bits of their positions, and they.
@@ -74,11 +66,13 @@ class Bases:
         return self.found
 
 
-def _bias(terms: Sequence[Term], bases: Sequence[Tensor | None], mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Sum of the terms' scores with -inf for padding: (B or 1, H or 1, n, N)."""
-    bias = terms[0].scores(dtype, bases[0])
-    for term, basis in zip(terms[1:], bases[1:], strict=True):
-        bias = bias + term.scores(dtype, basis)
+def _bias(
+    terms: Sequence[Term], bases: Sequence[Tensor | None], mask: Tensor | None, scale: float, dtype: torch.dtype
+) -> Tensor:
+    """Sum of the terms' scores, scaled as q.k is to be, with -inf for padding: (B or 1, H or 1, n, N)."""
+    each = zip(terms, bases, strict=True)
+    first, *rest = (term.scores(dtype, basis, scale if term.scaled else 1.0) for term, basis in each)
+    bias = sum(rest, first)
     return bias if mask is None else torch.where(mask[:, None, None, :], bias, -torch.inf)
 
 
@@ -88,12 +82,30 @@ def empty(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
     return like.new_empty((b, n, h, width), dtype=dtype).transpose(1, 2)
 
 
-def _weights(q: Tensor, k: Tensor, bias: Tensor, some: bool) -> Tensor:
-    """Attention weights (B, H, n, N) of some query rows, which are scaled. `some`: every row is known to see a key."""
-    scores = (q @ k.transpose(-1, -2)).add_(bias)
+def _merged(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, H, n, w) -> (BH, n, w): one copy if strides ask for it, where each product to come would make its own."""
+    return x.to(dtype).flatten(0, 1)
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor, heads: int, scale: float, some: bool) -> Tensor:
+    """Attention weights (BH, n, N) of some query rows. `some`: every row is known to see a key."""
+    if bias.shape[0] * bias.shape[1] == q.shape[0]:
+        scores = torch.baddbmm(bias.flatten(0, 1), q, k.transpose(1, 2), alpha=scale)
+    else:  # a bias that samples or heads share
+        scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
+        scores.unflatten(0, (-1, heads)).add_(bias)
     none = None if some else scores.amax(-1, keepdim=True) == -torch.inf
     weights = torch.softmax(scores, -1, out=scores)
     return weights if none is None else weights.masked_fill_(none, 0.0)
+
+
+def _product(out: Tensor, a: Tensor, b: Tensor, factor: float, onto: bool) -> None:
+    """out (B, H, n, w) = factor a b, for merged a and b; added to what is there if `onto`."""
+    product = torch.bmm(a, b).view(out.shape)
+    if onto:
+        out.add_(product, alpha=factor)
+    else:
+        torch.mul(product, factor, out=out)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, some: bool) -> Tensor:
@@ -124,29 +136,34 @@ def _some(terms: Sequence[Term], mask: Tensor | None) -> bool:
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:
     dtype = torch.promote_types(q.dtype, torch.float32)
     fused = q.device.type == "cpu"
+    batch, heads, n, _ = q.shape
     width = v.shape[-1]
     k, v = _clear(mask, k, v)
-    if not fused:
-        k, v = k.to(dtype), v.to(dtype)
-    elif q.shape[-1] != width:  # unequal widths lose the fused path
+    if fused and q.shape[-1] != width:  # unequal widths lose the fused path
         most = max(q.shape[-1], width)
         q, k, v = (F.pad(x, (0, most - x.shape[-1])) for x in (q, k, v))
-    terms = _scaled(terms, scale)
-    out = empty(q, width)
-    batch, heads, n, _ = q.shape
     some = _some(terms, mask)
     constant = fused and mask is None and all(_constant(term) for term in terms)
-    bases = Bases(terms, dtype)
-    for samples, rows in blocks(1 if constant else batch, heads, n, dtype.itemsize):
+    bases, out = Bases(terms, dtype), None
+    parts = list(blocks(1 if constant else batch, heads, n, dtype.itemsize))
+    single = len(parts) == 1
+    if not fused and parts[0][1].stop < n:
+        k, v = (x.to(dtype).contiguous() for x in (k, v))
+    for samples, rows in parts:
         if constant:
             samples = slice(0, batch)
-        part = [term.take(samples, rows) for term in terms]
-        bias = _bias(part, bases(part, rows), None if mask is None else mask[samples], dtype)
+        part = terms if single else [term.take(samples, rows) for term in terms]
+        bias = _bias(part, bases(part, rows), None if mask is None else mask[samples], scale, dtype)
         if fused:
-            out[samples, :, rows] = _fused(q[samples, :, rows], k[samples], v[samples], bias, scale, some)[..., :width]
+            block = _fused(q[samples, :, rows], k[samples], v[samples], bias, scale, some)[..., :width]
         else:
-            weights = _weights(q[samples, :, rows].to(dtype) * scale, k[samples], bias, some)
-            out[samples, :, rows] = (weights @ v[samples]).to(q.dtype)
+            queries, keys, values = (_merged(x[samples], dtype) for x in (q[:, :, rows], k, v))
+            block = torch.bmm(_weights(queries, keys, bias, heads, scale, some), values).unflatten(0, (-1, heads))
+        if single and block.dtype == q.dtype and block.transpose(1, 2).is_contiguous():
+            return block
+        out = empty(q, width) if out is None else out
+        out[samples, :, rows] = block
+    assert out is not None
     return out
 
 
@@ -162,36 +179,41 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[dict[str, Tensor]]]:
     """Gradients of q, k, v and of each term's wanted tensors, from weights computed anew per block."""
     dtype = torch.promote_types(q.dtype, torch.float32)
-    # Every tensor meets two products, each of which would copy what is not contiguous.
-    k, v = _clear(mask, *(x.to(dtype).contiguous() for x in (k, v)))
-    dq, dk, dv = empty(q, q.shape[-1]), *(empty(x, x.shape[-1], dtype).zero_() for x in (k, v))
+    batch, heads, n, _ = q.shape
+    k, v = _clear(mask, k, v)
+    dq, dk, dv = empty(q, q.shape[-1]), *(empty(x, x.shape[-1], dtype) for x in (k, v))
+    bases = Bases(terms, dtype)
+    parts = list(blocks(batch, heads, n, dtype.itemsize, share=2))
+    single = len(parts) == 1
+    if parts[0][1].stop < n:  # else each block of rows would copy them again
+        k, v = (x.to(dtype).contiguous() for x in (k, v))
     grads: list[dict[str, Tensor]] = [
-        {name: torch.zeros_like(getattr(term, name), dtype=dtype) for name in names}
+        {} if single else {name: torch.zeros_like(getattr(term, name), dtype=dtype) for name in names}
         for term, names in zip(terms, wanted, strict=True)
     ]
-    batch, heads, n, _ = q.shape
-    scaled, bases = _scaled(terms, scale), Bases(terms, dtype)
-    for samples, rows in blocks(batch, heads, n, dtype.itemsize):
-        part = [term.take(samples, rows) for term in scaled]
-        queries = (q[samples, :, rows].to(dtype) * scale).contiguous()
-        dy = dout[samples, :, rows].to(dtype).contiguous()
+    for samples, rows in parts:
+        part = terms if single else [term.take(samples, rows) for term in terms]
+        queries, dy, keys, values = (_merged(x[samples], dtype) for x in (q[:, :, rows], dout[:, :, rows], k, v))
         known = bases(part, rows)
-        bias = _bias(part, known, None if mask is None else mask[samples], dtype)
-        weights = _weights(queries, k[samples], bias, _some(terms, mask))
-        dv[samples] += weights.transpose(-1, -2) @ dy
-        ds = dy @ v[samples].transpose(-1, -2)  # gradient of the weights, then of the scores
+        bias = _bias(part, known, None if mask is None else mask[samples], scale, dtype)
+        weights = _weights(queries, keys, bias, heads, scale, _some(terms, mask))
+        del bias
+        _product(dv[samples], weights.transpose(1, 2), dy, 1.0, rows.start > 0)
+        ds = torch.bmm(dy, values.transpose(1, 2))  # gradient of the weights, then of the scores
         ds = torch.ops.aten._softmax_backward_data(ds, weights, -1, dtype)
-        for term, basis, grad in zip(part, known, grads, strict=True):
-            values = term.gradients(ds, basis) if grad else {}
-            for name, whole in grad.items():
+        del weights
+        _product(dq[samples, :, rows], ds, keys, scale, False)
+        _product(dk[samples], ds.transpose(1, 2), queries, scale, rows.start > 0)
+        for term, basis, grad, names in zip(part, known, grads, wanted, strict=True):
+            found = term.gradients(ds.unflatten(0, (-1, heads)), basis) if names else {}
+            if single:
+                grad.update({name: found[name] for name in names})
+            for name, whole in () if single else grad.items():
                 if whole.ndim == 1:
-                    whole += values[name]
+                    whole += found[name]
                 else:
-                    (whole[samples] if whole.shape[0] > 1 else whole)[:, :, rows] += values[name]
-        dq[samples, :, rows] = (ds @ k[samples]).mul_(scale)
-        dk[samples] += ds.transpose(-1, -2) @ queries
+                    (whole[samples] if whole.shape[0] > 1 else whole)[:, :, rows] += found[name]
     for term, grad in zip(terms, grads, strict=True):
-        if term.scaled:
-            for value in grad.values():
-                value *= scale
+        for value in grad.values() if term.scaled else ():
+            value *= scale
     return dq, dk.to(q.dtype), dv.to(q.dtype), grads

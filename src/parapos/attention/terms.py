@@ -2,7 +2,7 @@
 
 B batch, H heads, N tokens, n query rows, p position dims, f basis functions. D = r_j - r_i.
 Every term is linear in its coefficients, scores_ij = sum_f coefficient_if * basis_f(D_ij), and offers
-- `scores(dtype, basis)`: (B or 1, H, n, N), dense: the definition; a basis that is there already may be given;
+- `scores(dtype, basis, factor)`: (B or 1, H, n, N), dense: the definition, times a factor; a basis may be given;
 - `gradients(ds, basis)`: the gradients of its `learned` tensors, given that of the scores;
 - `take(batch, rows)`: itself for some samples and some query rows (`at` then holds those rows' positions).
 Where query or key has no position (NaN), D counts as 0 and so does the score.
@@ -62,11 +62,11 @@ class Quadratic:
             parts += [d.square().sum(0)] if self.M.ndim == 3 else [u * v for u in d for v in d]
         return torch.stack(parts, dim=2)
 
-    def scores(self, dtype: torch.dtype, basis: Tensor | None = None) -> Tensor:
+    def scores(self, dtype: torch.dtype, basis: Tensor | None = None, factor: float = 1.0) -> Tensor:
         parts = [self.g] if self.g is not None else []
         if self.M is not None:
             parts.append(self.M[..., None] if self.M.ndim == 3 else self.M.flatten(-2))
-        return contract(torch.cat(parts, dim=-1).to(dtype), self.basis(dtype) if basis is None else basis)
+        return contract(torch.cat(parts, dim=-1).to(dtype), self.basis(dtype) if basis is None else basis, factor)
 
     def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
         grad = project(ds, self.basis(ds.dtype) if basis is None else basis)
@@ -103,8 +103,8 @@ class Polynomial:
         d = difference(self.r, self.at, dtype)
         return torch.stack([monomial(d, e) for e in self.exponents], dim=-2)
 
-    def scores(self, dtype: torch.dtype, basis: Tensor | None = None) -> Tensor:
-        return contract(self.c.to(dtype), self.basis(dtype) if basis is None else basis)
+    def scores(self, dtype: torch.dtype, basis: Tensor | None = None, factor: float = 1.0) -> Tensor:
+        return contract(self.c.to(dtype), self.basis(dtype) if basis is None else basis, factor)
 
     def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
         return {"c": project(ds, self.basis(ds.dtype) if basis is None else basis)}
@@ -126,8 +126,9 @@ class Distance:
     def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, 1, N)
         return torch.linalg.vector_norm(difference(self.r, self.at, dtype), dim=0)[:, :, None, :]
 
-    def scores(self, dtype: torch.dtype, basis: Tensor | None = None) -> Tensor:
-        return -self.slopes.to(dtype)[:, None, None] * (self.basis(dtype) if basis is None else basis).transpose(1, 2)
+    def scores(self, dtype: torch.dtype, basis: Tensor | None = None, factor: float = 1.0) -> Tensor:
+        basis = self.basis(dtype) if basis is None else basis
+        return -factor * self.slopes.to(dtype)[:, None, None] * basis.transpose(1, 2)
 
     def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
         return {"slopes": -project(ds, self.basis(ds.dtype) if basis is None else basis).sum((0, 2, 3))}
@@ -148,8 +149,8 @@ class Table:
         if not 0 < self.weight < math.inf:
             raise ValueError(f"Table.weight must be positive and finite, got {self.weight}")
 
-    def scores(self, dtype: torch.dtype, basis: Tensor | None = None) -> Tensor:
-        return self.bias.to(dtype) * self.weight
+    def scores(self, dtype: torch.dtype, basis: Tensor | None = None, factor: float = 1.0) -> Tensor:
+        return self.bias.to(dtype) * (self.weight * factor)
 
     def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
         summed = [i for i in (0, 1) if self.bias.shape[i] == 1]

@@ -2,9 +2,8 @@
 
     S_ij = <a_i, (W_p D)^2> + <b_i, W_p D> + <q_i, k_j>,   D = r_j - r_i,   a_i = -softplus(W_a x_i),   b_i = W_b x_i
 
-B batch, N tokens, D model width, H heads, p position dims, m parabolas. The m parabolas collapse before attention:
-M_i = W_p^T diag(a_i) W_p (p x p) and g_i = W_p^T b_i = (W_p^T W_b) x_i (p), so no N x m tensor of b or of positions
-is ever formed, in training as in inference.
+B batch, N tokens, D model width, H heads, p position dims, m parabolas. Before attention the m parabolas collapse to
+M_i = W_p^T diag(a_i) W_p (p x p) and g_i = (W_p^T W_b) x_i (p), so b_i and W_p D are never formed, in training either.
 """
 
 from __future__ import annotations
@@ -81,10 +80,11 @@ class PaPE(Encoding):
         self.w_g: nn.Parameter | None = None
 
     def _projection(self) -> Tensor:
-        if self.w_p is not None:
-            return _wide(self.w_p) / self.unit  # (H, m, p)
-        some = next(self.parameters())
-        return (torch.eye(self.pos_dim, device=some.device).to(_wide(some)) / self.unit).expand(self.heads, -1, -1)
+        """W_p (H, m, p) for D in its unit. Its sign only matters to the linear term, which has the other in quirks."""
+        unit = -self.unit if self.compat == "official" else self.unit
+        some = _wide(next(self.parameters()) if self.w_p is None else self.w_p)
+        own = torch.eye(self.pos_dim, dtype=some.dtype, device=some.device) if self.w_p is None else some
+        return (own if unit == 1 else own / unit).expand(self.heads, -1, -1)
 
     def _steepness(self, a: Tensor) -> Tensor:
         """-a_i; the sign goes to the small side of the product that follows."""
@@ -100,8 +100,8 @@ class PaPE(Encoding):
             assert self.a is not None
             a = self._steepness(self.a)[None, :, None, :]  # (1, H, 1, m)
         with no_autocast(x.device):
-            outer = (w_p[..., :, None] * w_p[..., None, :]).flatten(-2)  # (H, m, p p)
-            form = (a @ -outer).unflatten(-1, (self.pos_dim, self.pos_dim))
+            outer = (w_p[..., :, None] * -w_p[..., None, :]).flatten(-2)  # (H, m, p p)
+            form = (a @ outer).unflatten(-1, (self.pos_dim, self.pos_dim))
         return form.expand(x.shape[0], -1, x.shape[1], -1, -1)
 
     def fold(self) -> None:
@@ -112,14 +112,13 @@ class PaPE(Encoding):
 
     def _slope(self, x: Tensor, w_p: Tensor) -> Tensor:
         """g_i = (W_p^T W_b) x_i: (B, H, N, p). W_b is folded before it meets a token."""
-        sign = -1.0 if self.compat == "official" else 1.0
         with no_autocast(x.device):
             if self.b is not None:
-                g = sign * (w_p * _wide(self.b)[..., None]).sum(1)[None, :, None, :]
+                g = (w_p * _wide(self.b)[..., None]).sum(1)[None, :, None, :]
                 return g.expand(x.shape[0], -1, x.shape[1], -1)
             folded = self.w_g if self.w_b is None else w_p.transpose(1, 2) @ _wide(self.w_b)
             assert folded is not None
-        g = F.linear(x, (sign * folded).flatten(0, 1).to(x.dtype))  # (B, N, H p)
+        g = F.linear(x, folded.flatten(0, 1).to(x.dtype))  # (B, N, H p)
         return _wide(g).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:

@@ -1,14 +1,16 @@
 """Where the time that an encoding adds to a model goes: by kind of operator, beside the floor that its FLOP set.
 
 The model with the encoding and the one without take turns under PyTorch's profiler. A kind's own time is that of its
-operators without those they call, so the kinds add up. The floor is the counted GFLOP over those of the model without
-positions: what the encoding would cost if the rest of it were free and every product as fast as the model's own.
+operators without those they call, so the kinds add up; all that attention calls counts as attention. The floor is the
+counted GFLOP over those of the model without positions: what the encoding would cost if the rest of it were free and
+every product as fast as the model's own.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from ..encodings import fold
@@ -17,23 +19,30 @@ from .bench_model import BASE, MODES, Row, Setting
 from .text import table
 
 KINDS = {
-    "products": ("addmm", "mm", "bmm", "baddbmm", "convolution", "linear", "matmul"),
-    "fused attention": ("scaled_dot_product", "flash_attention", "efficient_attention"),
-    "this package's operators": ("parapos::",),
+    "attention": ("scaled_dot_product", "flash_attention", "efficient_attention", "parapos::", "_parapos_"),
+    "products outside it": ("addmm", "mm", "bmm", "baddbmm", "convolution", "linear", "matmul"),
     "optimizer": ("adamw",),
 }
 REST = "the rest: pointwise, copies, norms"
 
 
-def kind(name: str) -> str:
-    """The kind of an operator, by its name."""
-    bare = name.removeprefix("aten::").lstrip("_")
-    for found, words in KINDS.items():
-        if found == "products" and any(bare in (word, f"mkldnn_{word}", f"{word}_backward") for word in words):
-            return found
-        if found != "products" and any(word in name for word in words):
-            return found
-    return REST
+def kind(names: Sequence[str]) -> str:
+    """The kind of an operator, by its name and the names of those that called it, outermost last."""
+    attention, products, optimizer = KINDS
+    if any(word in name for name in names for word in KINDS[attention]):
+        return attention
+    bare = names[0].removeprefix("aten::").lstrip("_")
+    if any(bare in (word, f"mkldnn_{word}", f"{word}_backward") for word in KINDS[products]):
+        return products
+    return optimizer if any(word in names[0] for word in KINDS[optimizer]) else REST
+
+
+def _names(event: Any) -> list[str]:
+    names = []
+    while event is not None:
+        names.append(event.name)
+        event = event.cpu_parent
+    return names
 
 
 def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
@@ -63,9 +72,9 @@ def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
                     if setting.device == "cuda":
                         torch.cuda.synchronize()
                 took: defaultdict[str, float] = defaultdict(float)
-                for event in seen.key_averages():
+                for event in seen.events():
                     own = event.self_device_time_total if setting.device == "cuda" else event.self_cpu_time_total
-                    took[kind(event.key)] += own / 1000
+                    took[kind(_names(event))] += own / 1000
                 for name, value in took.items():
                     spent[r][name].append(value)
             measure.progress(f"profile: {setting}, {mode}: round {index + 1} of {rounds}")
