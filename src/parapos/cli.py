@@ -102,13 +102,13 @@ def _unalias(argv: list[str]) -> None:
 
 
 def _changes(argv: list[str]) -> dict[str, str]:
-    """Takes `--section.key value` and `--section.key=value` out of a command line."""
-    changes = {}
+    """Takes `--section.key value` and `--section.key=value` out of a command line. The last for a key counts."""
+    changes: dict[str, str] = {}
     for i in reversed([i for i, word in enumerate(argv) if word.startswith("--") and "." in word.partition("=")[0]]):
         key, equals, value = argv.pop(i).partition("=")
         if not equals and i == len(argv):
             raise UserError(f"parapos {argv[0]}: expected a value after {key}")
-        changes[key[2:]] = value if equals else argv.pop(i)
+        changes.setdefault(key[2:], value if equals else argv.pop(i))
     return changes
 
 

@@ -12,6 +12,7 @@ from parapos.blocks import Encoder
 from parapos.cli import main
 from parapos.report import analysis, analysis_scores
 from parapos.report.analysis import Heads, Parts
+from parapos.training import fit
 
 from .runs import make_run
 
@@ -250,6 +251,15 @@ def test_choice_of_a_head():
     assert analysis.choose(bounded, 2, None) == (2, 1)
     assert analysis.choose(bounded, None, 1) == (2, 1)
     assert analysis.choose(bounded, 2, 2) == (2, 2)
+
+
+def test_training_samples_are_shown_as_they_are(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert main(f"analyze {run} --images 1 --index 3 --split train".split()) == 0
+    shown = np.load(run / "analysis" / "maps.npz")["image"]
+    want = fit.load_run(run).dataset("train")
+    want.augment = None
+    np.testing.assert_array_equal(shown, want[3]["image"].numpy())
 
 
 def test_command(tmp_path, capsys):

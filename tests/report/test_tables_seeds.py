@@ -176,6 +176,16 @@ def test_bad_raw_numbers_are_told(tiny, tmp_path, file, old, new, message):
         tables_seeds.read_raw(tmp_path)
 
 
+def test_plots_mark_the_size_that_was_trained_at(tiny, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(tables_seeds.plots, "curves", lambda *args, trained, **rest: seen.append(trained))
+    table = tables.load(tiny)
+    for changes in ({}, {"data.size": "32", "run.epochs": "1"}):
+        tables_seeds.write(table, made_up(table), tmp_path, changes)
+    assert set(seen[: len(seen) // 2]) == {16}
+    assert set(seen[len(seen) // 2 :]) == {32}
+
+
 def test_a_study_for_real(tiny, tmp_path, monkeypatch, capsys):
     """Trains in two processes, goes on after a stop, and is rebuilt where no run is."""
     monkeypatch.chdir(tmp_path)

@@ -13,6 +13,12 @@ def test_changes_may_stand_anywhere():
     assert words == ["train", "digits", "--out", "x"]
 
 
+def test_the_last_of_several_changes_counts():
+    words = ["train", "digits", "--optim.lr=1", "--optim.epochs", "3", "--optim.lr", "2"]
+    assert cli._changes(words) == {"optim.lr": "2", "optim.epochs": "3"}
+    assert words == ["train", "digits"]
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -89,7 +89,7 @@ def _seeds_table(table: Any, args: argparse.Namespace) -> None:
         found = tables_seeds.make(table, jobs, out, args.jobs or 1, tell)
         wrote(tables_seeds.write_raw(found, out))
     print(tables_seeds.markdown(table, found, args.only))
-    wrote(tables_seeds.write(table, found, out))
+    wrote(tables_seeds.write(table, found, out, args.changes))
 
 
 def _bench_table(table: Any, args: argparse.Namespace) -> None:

@@ -87,7 +87,7 @@ def run(
             raise ReportError(f"{option} is for models of {what}, got {value} for {about['model']}")
     wanted = fit.load_run(folder)
     changes = {"root": root} if root else {}
-    dataset = wanted.dataset(split, **changes)
+    dataset = wanted.judged(split, **changes)
     if image is None and not 0 <= index < len(dataset):
         raise ReportError(f"index must be from 0 to {len(dataset) - 1}, got {index}")
     what = image.name if image else f"sample {index} of {wanted.data.name} {split}"
@@ -99,7 +99,7 @@ def run(
         make = partial(make_event_strip, model, dataset[index], columns=columns or COLUMNS, grid=_grid(dataset))
     else:
         size = size or wanted.data.size
-        shown = dataset if size == wanted.data.size else wanted.dataset(split, size=size, **changes)
+        shown = dataset if size == wanted.data.size else wanted.judged(split, size=size, **changes)
         picture = read(image, size, wanted.data.options) if image else shown[index]["image"]
         make = partial(make_maps, model, picture, name=f"{size} px")
     make(layer=layer or 1, head=head or 1, query=query)  # tells a mistake before the work begins

@@ -330,8 +330,9 @@ def reading(table: Table, found: Results, rows: Sequence[str]) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def write(table: Table, found: Results, out: Path) -> list[Path]:
+def write(table: Table, found: Results, out: Path, changes: Mapping[str, str] | None = None) -> list[Path]:
     """OUT/table.md and the plots: accuracy by size for each data set and way of positions, and losses by step."""
+    size = {key: value for key, value in (changes or {}).items() if key == "data.size"}
     paths = [out / "table.md"]
     checkpoint.write(paths[0], f"{markdown(table, found)}\n".encode())
     for block, source in table.blocks.items():
@@ -345,7 +346,7 @@ def write(table: Table, found: Results, out: Path) -> list[Path]:
             paths.append(out / f"{block}{end}.png")
             counts = {len(found.values(table, block, row, name)) for row in table.rows for name in columns}
             title = f"{block}, {group.told}: mean and spread of {_seeds(table, counts)}"
-            sizes, trained = [c.size or 0 for c in columns.values()], recipe.load(source).data.size
+            sizes, trained = [c.size or 0 for c in columns.values()], recipe.load(source, size).data.size
             plots.curves(paths[-1], sizes, lines, trained=trained, title=title, ylabel="top-1 accuracy, %")
         if any(column.loss_at for column in table.columns.values()):
             paths.append(out / f"{block}-loss.png")
