@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 import parapos
+from parapos.attention import Quadratic
 
 SIDES = (4, 5, 6, 8, 10)
 
@@ -95,3 +96,20 @@ def test_custom_operators_are_sound() -> None:
     tensors, spec = _pack(terms)
     tensors = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
     torch.library.opcheck(_attention, (q, q.clone(), q.clone(), None, 0.5, tensors, spec))
+
+
+@pytest.mark.parametrize("kernel", ["features", "reference"])
+def test_exported_without_autocast_and_run_with_it(kernel: str) -> None:
+    """The program keeps positional arithmetic from being cast, as the module does."""
+
+    class Net(torch.nn.Module):
+        def forward(self, q: torch.Tensor, form: torch.Tensor) -> torch.Tensor:
+            out = parapos.attend(q, q, q, [Quadratic(form, None, parapos.grid_positions(4, 4)[None])], kernel=kernel)
+            assert isinstance(out, torch.Tensor)
+            return out
+
+    q, form = torch.randn(1, 2, 16, 8), -torch.rand(1, 2, 16)
+    program = torch.export.export(Net(), (q, form)).module()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = program(q, form)
+    torch.testing.assert_close(found, Net()(q, form))

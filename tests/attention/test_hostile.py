@@ -8,9 +8,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
 import parapos
-from parapos.attention import Quadratic, blockwise
+from parapos.attention import Distance, Quadratic, blockwise
 
 from .budget import assert_within_budget, make_case, way
 
@@ -181,3 +182,53 @@ def test_padding_does_not_change_the_way() -> None:
     with patch.object(blockwise, "forward", side_effect=AssertionError("went blockwise")):
         for M in (-torch.ones(1, 1, 576), -torch.eye(2).expand(1, 1, 576, 2, 2)):
             parapos.attend(q, q, q, [Quadratic(M, None, r)], mask, kernel="features")
+
+
+def test_one_token_of_one_head_trains() -> None:
+    net = parapos.Attention(8, heads=1, encoding="pape", pos_dim=2)
+    net(torch.randn(1, 1, 8), torch.ones(1, 2)).sum().backward()
+    assert all(p.grad is not None for p in net.encoding.parameters())
+
+
+@kernels
+def test_queries_without_width(kernel: str) -> None:
+    """Only the term speaks."""
+    r, v = parapos.grid_positions(3, 3)[None], torch.randn(1, 2, 9, 4)
+    found = parapos.attend(torch.zeros(1, 2, 9, 0), torch.zeros(1, 2, 9, 0), v, [slopes(r)], scale=1.0, kernel=kernel)
+    want = slopes(r).scores(torch.float32).softmax(-1) @ v
+    torch.testing.assert_close(found, want.expand_as(v))
+
+
+def slopes(r: Tensor) -> Distance:
+    return Distance(torch.tensor([0.5, 1.0], requires_grad=True), r)
+
+
+@kernels
+@pytest.mark.parametrize("positions", [0, 1])
+def test_no_samples(kernel: str, positions: int) -> None:
+    """Parameters get gradients of zero, which processes that train together wait for."""
+    q, r = torch.randn(0, 2, 9, 4), parapos.grid_positions(3, 3).expand(positions, -1, -1)
+    form, term = torch.randn(0, 2, 9, 2, 2, requires_grad=True), slopes(r)
+    out = parapos.attend(q, q, q, [Quadratic(form, None, r), term], kernel=kernel)
+    assert isinstance(out, Tensor)
+    assert out.shape == q.shape
+    out.sum().backward()
+    assert term.slopes.grad is not None
+    assert not term.slopes.grad.any()
+    assert form.grad is not None
+
+
+def test_backward_where_autocast_is_on() -> None:
+    """Forward outside, backward inside: nothing positional is cast."""
+    side = 6
+    n, generator = side * side, torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn(1, 2, n, 16, generator=generator) for _ in range(4))
+    form = -torch.rand(1, 2, n, 2, 2, generator=generator)
+    leaves = [x.requires_grad_() for x in (q, k, v, form @ form.transpose(-1, -2) * -0.1)]
+    term = Quadratic(leaves[3], None, parapos.grid_positions(side, side)[None])
+    out = parapos.attend(q, k, v, [term], kernel="features")
+    want = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(out, leaves, dout)
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)

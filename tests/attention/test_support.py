@@ -45,8 +45,7 @@ def check(cell: support.Cell) -> None:
         assert mine.max() <= 2 * factor * theirs.max() + ulp * t.abs().max()
 
 
-# Compiling each of its kinds takes long; test_flex.py runs every term and type of it.
-@pytest.mark.parametrize("cell", [c for c in CPU if c not in REFUSED and c.kernel != "flex"], ids=name)
+@pytest.mark.parametrize("cell", [c for c in CPU if c not in REFUSED], ids=name)
 def test_admitted_here(cell: support.Cell) -> None:
     check(cell)
 

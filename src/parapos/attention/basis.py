@@ -16,9 +16,12 @@ Exponents = tuple[tuple[int, ...], ...]
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Positional arithmetic is never cast; devices that know no autocast (meta) need no protection."""
+    """Positional arithmetic is never cast; devices that know no autocast (meta) need no protection.
+
+    A program that is being compiled or exported is protected from the autocast that it may meet later.
+    """
     known = torch.amp.is_autocast_available(device.type)
-    casts = known and torch.is_autocast_enabled(device.type)
+    casts = known and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type))
     return torch.autocast(device.type, enabled=False) if casts else nullcontext()
 
 
@@ -65,7 +68,7 @@ def difference(r: Tensor, at: Tensor | None, dtype: torch.dtype) -> Tensor:
 def contract(coefficients: Tensor, basis: Tensor, factor: float = 1.0) -> Tensor:
     """(B, H, n, f), (B or 1, n, f, N) -> (B, H, n, N), times a factor. A shared basis is never copied per sample."""
     coefficients = coefficients if factor == 1 else coefficients * factor
-    if basis.shape[0] > 1:
+    if basis.shape[0] != 1:
         return (coefficients.transpose(1, 2) @ basis).transpose(1, 2)
     b, h, n, f = coefficients.shape
     out = torch.bmm(coefficients.permute(2, 0, 1, 3).reshape(n, b * h, f), basis[0])  # (n, BH, N)

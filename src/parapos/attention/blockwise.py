@@ -70,9 +70,11 @@ def _bias(
     terms: Sequence[Term], bases: Sequence[Tensor | None], mask: Tensor | None, scale: float, dtype: torch.dtype
 ) -> Tensor:
     """Sum of the terms' scores, scaled as q.k is to be, with -inf for padding: (B or 1, H or 1, n, N)."""
-    each = zip(terms, bases, strict=True)
-    first, *rest = (term.scores(dtype, basis, scale if term.scaled else 1.0) for term, basis in each)
-    bias = sum(rest, first)
+    bias: Tensor | None = None
+    for term, basis in zip(terms, bases, strict=True):
+        more = term.scores(dtype, basis, scale if term.scaled else 1.0)
+        bias = more if bias is None else bias.add_(more) if bias.shape == more.shape else bias + more
+    assert bias is not None
     return bias if mask is None else torch.where(mask[:, None, None, :], bias, -torch.inf)
 
 
@@ -123,7 +125,7 @@ def _clear(mask: Tensor | None, *tensors: Tensor) -> list[Tensor]:
     return list(tensors) if mask is None else [x.masked_fill(~mask[:, None, :, None], 0.0) for x in tensors]
 
 
-def _constant(term: Term) -> bool:
+def constant_term(term: Term) -> bool:
     """Whether a term's scores are the same for all samples."""
     return isinstance(term, Table | Distance) and (term.bias if isinstance(term, Table) else term.r).shape[0] == 1
 
@@ -143,7 +145,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor
         most = max(q.shape[-1], width)
         q, k, v = (F.pad(x, (0, most - x.shape[-1])) for x in (q, k, v))
     some = _some(terms, mask)
-    constant = fused and mask is None and all(_constant(term) for term in terms)
+    constant = fused and mask is None and all(constant_term(term) for term in terms)
     bases, out = Bases(terms, dtype), None
     parts = list(blocks(1 if constant else batch, heads, n, dtype.itemsize))
     single = len(parts) == 1
@@ -163,6 +165,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor
             return block
         out = empty(q, width) if out is None else out
         out[samples, :, rows] = block
+        del bias, block  # before the next are made
     assert out is not None
     return out
 
@@ -213,6 +216,7 @@ def backward(
                     whole += found[name]
                 else:
                     (whole[samples] if whole.shape[0] > 1 else whole)[:, :, rows] += found[name]
+        del ds, queries, dy, keys, values
     for term, grad in zip(terms, grads, strict=True):
         for value in grad.values() if term.scaled else ():
             value *= scale

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import blockwise
-from .basis import once_only
+from . import blockwise, reference
+from .basis import no_autocast, once_only
 from .columns import columns, moment_basis, moment_gradients, whole
 from .terms import Distance, Polynomial, Quadratic, Table, Term
 from .windows import ALIGN, windows
@@ -277,10 +277,11 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, tensors: list[Tensor], spec: str
 ) -> Tensor:
     terms = _unpack(tensors, spec)
-    if separable(terms, q, scale):
-        assert isinstance(terms[0], Quadratic)
-        return _separable(q, k, v, terms[0], mask, scale)
-    return blockwise.forward(q, k, v, terms, mask, scale)
+    with no_autocast(q.device):
+        if separable(terms, q, scale):
+            assert isinstance(terms[0], Quadratic)
+            return _separable(q, k, v, terms[0], mask, scale)
+        return blockwise.forward(q, k, v, terms, mask, scale)
 
 
 @_attention.register_fake
@@ -296,12 +297,13 @@ def _attention_backward(
     wanted = [entry[2] for entry in parse(spec)]
     terms = _unpack(tensors, spec)
     found = None
-    if separable(terms, q, scale):
-        assert isinstance(terms[0], Quadratic)
-        found = _separable_backward(dout, q, k, v, terms[0], mask, scale)
-    if found is None:
-        dq, dk, dv, grads = blockwise.backward(dout, q, k, v, terms, mask, scale, wanted)
-    else:
+    with no_autocast(q.device):
+        if separable(terms, q, scale):
+            assert isinstance(terms[0], Quadratic)
+            found = _separable_backward(dout, q, k, v, terms[0], mask, scale)
+        if found is None:
+            dq, dk, dv, grads = blockwise.backward(dout, q, k, v, terms, mask, scale, wanted)
+    if found is not None:
         dq, dk, dv, grads = *found[:3], [{name: x for name, x in found[3].items() if name in wanted[0]}]
     out: list[Tensor] = []
     flat = iter(tensors)
@@ -351,7 +353,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tens
     """As `reference.attention`, without the weights."""
     # Fused attention wants neighbours in a head to be neighbours in memory; else it silently forms all scores.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    if not terms or not q.numel():
+    if not terms:
         return plain(q, k, v, mask, scale)
+    if not q.shape[0] * q.shape[1] * q.shape[2]:  # no samples, or no tokens
+        return reference.attention(q, k, v, terms, mask, scale)[0]
     tensors, spec = _pack(terms)
     return _attention(q, k, v, mask, scale, tensors, spec)

@@ -29,6 +29,7 @@ class Sizes:
     def __init__(self, q: Tensor, v: Tensor, terms: Sequence[Term], masked: bool) -> None:
         b, h, n, _ = q.shape
         self.shape, self.terms, self.masked, self.size = (b, h, n), terms, masked, q.element_size()
+        self.apart = b > 1 and not q.is_contiguous()  # products copy what they cannot take as one batch
         self.wide = max(4, self.size)
         self.q, self.v = q.numel() * self.size, v.numel() * self.size
         self.out = self.v
@@ -60,7 +61,7 @@ class Sizes:
         for term in self.terms:
             if isinstance(term, Table):
                 continue
-            p, shared = term.r.shape[-1], term.r.shape[0] == 1
+            p, shared = term.r.shape[-1], term.r.shape[0] == 1 and not self.masked  # which takes positions from padding
             if isinstance(term, Quadratic):
                 f = (0 if term.g is None else p) + (0 if term.M is None else 1 if term.M.ndim == 3 else p * p)
             else:
@@ -68,14 +69,21 @@ class Sizes:
             total += (1 if shared else samples) * rows * self.shape[2] * self.wide * (2 * f + p)
         return total
 
-    def block(self) -> tuple[int, int]:
-        """A block of scores in blockwise.py, and the basis functions for it."""
+    def block(self, share: int = 1) -> tuple[int, int, float]:
+        """A block of scores in blockwise.py, the basis functions for it, and its part of the samples."""
         if not all(self.shape):
-            return 0, 0
+            return 0, 0, 0.0
         b, h, n = self.shape
-        samples, rows = next(blockwise.blocks(b, h, n, self.wide))
+        samples, rows = next(blockwise.blocks(b, h, n, self.wide, share))
         samples_, rows_ = samples.stop - samples.start, rows.stop - rows.start
-        return samples_ * h * rows_ * n * self.wide, self.basis(samples_, rows_)
+        return samples_ * h * rows_ * n * self.wide, self.basis(samples_, rows_), samples_ / b
+
+    def bias(self, block: int) -> int:
+        """The terms' part of a block of scores, which samples or heads may share."""
+        _, h, n = self.shape
+        if not self.masked and all(blockwise.constant_term(term) for term in self.terms):
+            block = min(blockwise.BLOCK_BYTES, h * n * n * self.wide)
+        return block // h if all(isinstance(term, Table) and term.bias.shape[1] == 1 for term in self.terms) else block
 
 
 def in_blocks(s: Sizes) -> Peak:
@@ -84,11 +92,13 @@ def in_blocks(s: Sizes) -> Peak:
     if not s.terms:
         forward = s.out + spare + (s.cleared + s.out if s.masked else 0)
         return Peak(s.hidden + forward, s.hidden + forward + s.gradients + s.q + s.v)
-    block, basis = s.block()
+    block, basis, part = s.block()
     tables = any(isinstance(term, Table) for term in s.terms)
-    more = 1 + s.masked + tables
-    forward = s.hidden + s.cleared + s.out + 2 * s.learned + more * block + basis + spare
-    casts = s.cleared + s.widened(2 * s.q + s.v)
+    more = 1 + (s.masked or tables) + (len(s.terms) > 1)
+    forward = s.hidden + s.cleared + s.out + 2 * s.learned + more * s.bias(block) + basis + spare
+    forward += round(part * s.out)
+    block, basis, part = s.block(share=2)
+    casts = s.cleared + s.widened(2 * s.q + s.v) + round(part * 2 * (s.q + s.v)) * s.apart
     backward = s.hidden + casts + s.out + s.gradients + 2 * s.learned + (4 + (s.masked and tables)) * block + basis
     return Peak(forward, max(forward, backward))
 

@@ -71,7 +71,7 @@ class Quadratic:
     def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
         grad = project(ds, self.basis(ds.dtype) if basis is None else basis)
         p = 0 if self.g is None else self.g.shape[-1]
-        out = {} if self.g is None else {"g": grad[..., :p]}
+        out = {} if self.g is None else {"g": grad[..., :p].clone()}  # operators may not return views of one tensor
         if self.M is not None:
             out["M"] = grad[..., p:].reshape(self.M.shape)
         return out

@@ -5,7 +5,8 @@ of all others. Per row: parameters; GFLOP of one image, counted on the model ope
 arithmetic in `flops.py`; time and peak memory of inference and of a training step (forward, backward, AdamW).
 Time: the rows take turns in every round, and what counts is the ratio to `none` in the same round. They share the
 weights outside the encoding, so that all fit in memory; AdamW runs at rate 0, so that every step is the same step.
-Memory: a fresh process per row, the peak above what it held before the model was made; weights are in it.
+Memory: fresh processes per row, the median of their peaks above what each held before the model was made; weights
+are in it.
 """
 
 from __future__ import annotations

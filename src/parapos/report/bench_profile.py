@@ -73,6 +73,8 @@ def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
                         torch.cuda.synchronize()
                 took: defaultdict[str, float] = defaultdict(float)
                 for event in seen.events():
+                    if event.device_type.name != "CPU":  # a kernel, which counts with the operator that started it
+                        continue
                     own = event.self_device_time_total if setting.device == "cuda" else event.self_cpu_time_total
                     took[kind(_names(event))] += own / 1000
                 for name, value in took.items():
