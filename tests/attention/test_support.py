@@ -56,14 +56,14 @@ def test_admitted_on_a_gpu(cell: support.Cell) -> None:
     check(cell)
 
 
-@pytest.mark.parametrize("cell", [c for c in CPU if c in REFUSED], ids=name)
-def test_refused_here(cell: support.Cell) -> None:
-    with pytest.raises(parapos.KernelError, match=re.escape(REFUSED[cell])):
-        run(cell)
-    # strict mode with a kernel asked for by name never takes another one
-    call = support.probe(cell)
-    with torch.set_grad_enabled(cell.direction == "backward"), pytest.raises(parapos.KernelError):
-        parapos.attend(call.q, call.k, call.v, call.terms, kernel=cell.kernel, strict=True)
+@pytest.mark.parametrize("cell", REFUSED, ids=name)
+def test_refused(cell: support.Cell) -> None:
+    """With its reason, GPU or not; and strict mode with a kernel asked for by name never takes another one."""
+    with support.pretended(cell):
+        call = support.probe(cell)
+        for strict in (False, True):
+            with pytest.raises(parapos.KernelError, match=re.escape(REFUSED[cell])):
+                parapos.attend(call.q, call.k, call.v, call.terms, kernel=cell.kernel, strict=strict)
 
 
 def test_every_kernel_and_reason_is_in_the_table() -> None:

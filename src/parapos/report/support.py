@@ -6,7 +6,7 @@ Run it: python -m parapos.report.support
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from types import SimpleNamespace
@@ -62,17 +62,23 @@ def probe(cell: Cell, n: int = 17) -> Call:
     return Call(q, k, v, (term,) if term is not None else (), None)
 
 
-def refusal(cell: Cell) -> str | None:
-    """Why the kernel does not serve such calls, or None. A GPU is taken to be an NVIDIA one that is recent enough."""
+@contextmanager
+def pretended(cell: Cell) -> Iterator[None]:
+    """Tensors of the cell may be made and asked about. A GPU is taken to be an NVIDIA one that is recent enough."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    gpu = cell.device == "cuda"
-    recent = patch("torch.cuda.get_device_properties", return_value=SimpleNamespace(major=8, minor=0))
-    with (
-        recent if gpu else nullcontext(),
-        FakeTensorMode() if gpu else nullcontext(),
-        torch.set_grad_enabled(cell.direction == "backward"),
-    ):
+    with ExitStack() as stack:
+        if cell.device == "cuda":
+            properties = SimpleNamespace(major=8, minor=0)
+            stack.enter_context(patch("torch.cuda.get_device_properties", return_value=properties))
+            stack.enter_context(FakeTensorMode())
+        stack.enter_context(torch.set_grad_enabled(cell.direction == "backward"))
+        yield
+
+
+def refusal(cell: Cell) -> str | None:
+    """Why the kernel does not serve such calls, or None."""
+    with pretended(cell):
         return KERNELS[cell.kernel].refuse(probe(cell))
 
 
