@@ -35,8 +35,9 @@ ERRORS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1.5e-3, torc
 
 def separable(terms: Sequence[Term], q: Tensor, scale: float = 1.0) -> bool:
     """Whether these terms become columns. Polynomials do not: no split saves their digits. Nor does a scale hide keys
-    that is not positive."""
-    return len(terms) == 1 and isinstance(terms[0], Quadratic) and q.shape[2] > SMALL and scale > 1e-20
+    that is not positive, nor have GPUs fused attention in float64."""
+    fused = not (q.is_cuda and q.dtype == torch.float64)
+    return len(terms) == 1 and isinstance(terms[0], Quadratic) and q.shape[2] > SMALL and scale > 1e-20 and fused
 
 
 def widths(q: Tensor, v: Tensor, term: Quadratic, whole: bool = False) -> tuple[int, int]:

@@ -66,6 +66,8 @@ def _features_refuse(call: Call) -> str | None:
         return "a function transform or forward-mode differentiation is active"
     if call.return_weights:
         return WEIGHTS
+    if not call.terms and call.q.is_cuda and call.q.dtype == torch.float64:
+        return "PyTorch's fused attention has no float64 on GPUs"
     for term in call.terms:
         if not isinstance(term, Table) and term.r.requires_grad and torch.is_grad_enabled():
             return "the positions require a gradient"
