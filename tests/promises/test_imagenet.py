@@ -221,8 +221,9 @@ def test_two_runs_make_a_table(root, tmp_path, monkeypatch, capsys):
     assert "| 0 of 9 " in rope  # interpolated there
 
 
-def test_the_efficiency_table_is_measured(tmp_path, capsys):
+def test_the_efficiency_table_is_measured(tmp_path, capsys, monkeypatch):
     """The table of `parapos bench model`, here of a nano model at a small size."""
+    monkeypatch.setattr("parapos.report.bench_model.PROCESSES", 1)
     table = tmp_path / "small.toml"
     table.write_text("""
 title = "Cost of encodings, a nano model"

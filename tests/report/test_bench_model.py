@@ -19,7 +19,16 @@ NANO = "vit_official_nano_patch16"  # 4 heads, so no lookhere
 
 @pytest.fixture(scope="module")
 def results():
-    return bench.run(model=NANO, encodings=("lookhere", "pape"), parabolas=(50,), sizes=(64,), rounds=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "PROCESSES", 1)
+        return bench.run(model=NANO, encodings=("lookhere", "pape"), parabolas=(50,), sizes=(64,), rounds=2)
+
+
+@pytest.mark.parametrize(("peaks", "memory"), [([5, 1, 3], 3), ([5, None, 3], None)])
+def test_memory_is_a_median_of_processes(peaks, memory, monkeypatch):
+    left = list(peaks)
+    monkeypatch.setattr(measure, "apart", lambda *args: left.pop(0))
+    assert bench._memory(bench.Row("none"), "inference", bench.Setting(NANO, 64, 1, "fp32", "cpu")) == memory
 
 
 def test_rows_are_the_papers_and_none():
