@@ -2,14 +2,15 @@
 
 from . import interop
 from .attention import (
+    AttentionPlan,
     Distance,
     KernelError,
-    Plan,
     Polynomial,
     Quadratic,
     Table,
     attend,
     explain,
+    register_kernel,
 )
 from .blocks import Attention, Block, Encoder
 from .encodings import Encoding, create_encoding, fold, list_encodings
@@ -20,12 +21,12 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Attention",
+    "AttentionPlan",
     "Block",
     "Distance",
     "Encoder",
     "Encoding",
     "KernelError",
-    "Plan",
     "Polynomial",
     "Positions",
     "Quadratic",
@@ -42,5 +43,6 @@ __all__ = [
     "list_encodings",
     "list_models",
     "point_positions",
+    "register_kernel",
     "tubelet_positions",
 ]

@@ -8,15 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import KERNELS, attend
+from .attention import attend
+from .attention.kernels import find_kernel
 from .encodings import Encoding, create_encoding
 from .positions import Positions
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention. `encoding` is a name, with its options as keywords, or an Encoding.
+    """Multi-head attention. `encoding` is a name, with its options as keywords, or an Encoding.
 
     pos_dim is 2 by default. head_dim is the size of a value head (default dim / heads), qk_dim that of query and key
     heads (default head_dim). An additive encoding (sincos) acts once per model, in `Encoder`, or by `encoding.add`.
@@ -33,16 +35,17 @@ class Attention(nn.Module):
         qk_dim: int | None = None,
         kernel: str = "auto",
         strict: bool = False,
+        exact: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
         if heads < 1 or (head_dim is None and dim % heads):
             raise ValueError(f"dim {dim} is not a multiple of heads {heads}; give head_dim")
-        if kernel not in ("auto", *KERNELS):
-            raise ValueError(f"unknown kernel {kernel!r}, expected one of auto, {', '.join(KERNELS)}")
+        if kernel != "auto":
+            find_kernel(kernel)
         self.heads, self.head_dim = heads, dim // heads if head_dim is None else head_dim
         self.qk_dim = self.head_dim if qk_dim is None else qk_dim
-        self.kernel, self.strict = kernel, strict
+        self.kernel, self.strict, self.exact = kernel, strict, exact
         pos_dim = pos_dim if pos_dim is not None else 2 if isinstance(encoding, str) else encoding.pos_dim
         want = {"dim": dim, "heads": heads, "head_dim": self.qk_dim, "pos_dim": pos_dim}
         if isinstance(encoding, str):
@@ -58,15 +61,42 @@ class Attention(nn.Module):
         self.proj = nn.Linear(heads * self.head_dim, dim)
         self.encoding = encoding
 
-    def forward(self, x: Tensor, r: Tensor | Positions, mask: Tensor | None = None) -> Tensor:
-        """x (B, N, D), r (N, p) or (B, N, p), mask (B, N) with True for real tokens -> (B, N, D)."""
-        size = self.heads * self.qk_dim
-        q, k, v = self.qkv(x).split([size, size, self.heads * self.head_dim], dim=-1)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))  # (B, H, N, h or w)
-        q, k, terms = self.encoding(x, q, k, r)
-        out = attend(q, k, v, terms, mask, scale=self.encoding.scale, kernel=self.kernel, strict=self.strict)
+    def forward(
+        self,
+        x: Tensor,
+        r: Tensor | Positions,
+        mask: Tensor | None = None,
+        *,
+        context: Tensor | None = None,
+        keys: Tensor | Positions | None = None,
+    ) -> Tensor:
+        """x (B, n, D) at positions r (n, p) or (B, n, p) -> (B, n, D).
+
+        mask: padding (B, N), True for real tokens, or (B or 1, H or 1, n, N), True where a token may look.
+        context (B, N, D) at positions keys: the tokens to look at, for cross-attention; by default x itself.
+        """
+        if (context is None) != (keys is None):
+            raise ValueError("cross-attention needs both context, the tokens to look at, and keys, their positions")
+        q, k, v = self.project(x, context)
+        q, k, terms = self.encoding(x, q, k, r, keys)
+        if context is None and mask is not None and mask.ndim == 2 and not any(term.ignores_mask for term in terms):
+            q = q.masked_fill(~mask[:, None, :, None], 0.0)  # what padding asks may be anything, NaN too
+        options = {"kernel": self.kernel, "strict": self.strict, "exact": self.exact}
+        out = attend(q, k, v, terms, mask, self.encoding.scale, **options)
         assert isinstance(out, Tensor)
         return self.proj(out.transpose(1, 2).flatten(2))
+
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of x, keys and values of context or x: (B, H, tokens, h or w)."""
+        sizes = [self.heads * self.qk_dim] * 2 + [self.heads * self.head_dim]
+        if context is None:
+            parts = self.qkv(x).split(sizes, dim=-1)
+        else:
+            weight, bias = self.qkv.weight, self.qkv.bias
+            q = F.linear(x, weight[: sizes[0]], bias[: sizes[0]])
+            parts = (q, *F.linear(context, weight[sizes[0] :], bias[sizes[0] :]).split(sizes[1:], dim=-1))
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        return q, k, v
 
 
 class DropPath(nn.Module):

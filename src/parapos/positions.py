@@ -10,15 +10,16 @@ Positions are float32, float64 or integers, never half precision: bfloat16 canno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 LARGEST = 1e15  # their squares must fit in float32
 ClassToken = bool | Literal["unplaced"]
+T = TypeVar("T")
 
 
 def _indices(sizes: Sequence[tuple[str, int]], device: torch.device | str | None) -> list[Tensor]:
@@ -91,24 +92,27 @@ def point_positions(points: Tensor, *, unit: float = 1.0, cls: ClassToken = Fals
     return _with_cls(points.to(torch.promote_types(points.dtype, torch.float32)) / unit, cls)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Positions:
-    """Checked positions, with what an encoding prepared once for all layers.
+    """Positions that were checked once, and all that is made from them alone, made once and shared by all layers.
 
-    r: (B or 1, N, p), floating. unplaced: whether some token may have no position; None if unknown,
-    which is safe and costs one attention feature. state: whatever `Encoding.prepare` adds.
+    r: (B or 1, N, p), floating. unplaced: whether some token may have no position; None if unknown, which is safe and
+    costs one attention column. Prepare them with `Positions.of`, and do not write to r afterwards; reorder them with
+    `gather`, join them with `cat`.
     """
 
     r: Tensor
     unplaced: bool | None = None
-    state: Any = None
+    _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
-    def with_state(self, state: Any) -> Positions:
-        return replace(self, state=state)
+    @classmethod
+    def unchecked(cls, r: Tensor) -> Positions:
+        """Positions (N, p) or (B, N, p) as they are; `of` checks them."""
+        return cls(r[None] if r.ndim == 2 else r)
 
     @classmethod
     def of(cls, r: Tensor | Positions, pos_dim: int | None = None) -> Positions:
-        """Check shape, type and values. Values are not looked at while compiling."""
+        """Checks shape, type and values. Values are not looked at while compiling or under a function transform."""
         known, r = (r, r.r) if isinstance(r, Positions) else (None, r[None] if r.ndim == 2 else r)
         if r.ndim != 3 or (pos_dim is not None and r.shape[-1] != pos_dim):
             want = "p" if pos_dim is None else str(pos_dim)
@@ -119,19 +123,62 @@ class Positions:
             raise TypeError(f"positions must be float32, float64 or integers, got {r.dtype}")
         if not r.dtype.is_floating_point:
             return cls(r.double(), unplaced=False)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             return cls(r)
         if (r.abs() > LARGEST).any():
             raise ValueError(
                 f"positions must be at most {LARGEST:g}, or NaN for a token without one; got {r.abs().max()}"
             )
-        some, every = r.isnan().any(-1), r.isnan().all(-1)
-        for b, n in (some & ~every).nonzero().tolist():
+        partly, fully = r.isnan().any(-1), r.isnan().all(-1)
+        for b, n in (partly & ~fully).nonzero().tolist():
             raise ValueError(
                 f"position {n} of sample {b} is NaN in part, {r[b, n].tolist()}; "
                 "a token without a position has NaN in every coordinate"
             )
-        return cls(r, unplaced=bool(some.any()))
+        return cls(r, unplaced=bool(partly.any()))
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns, made at the first call with this key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def hide(self, visible: Tensor) -> Positions:
+        """The same without the positions of padding; visible (B, N) is True for real tokens. Made once for a mask."""
+        known = None if torch.compiler.is_compiling() or visible.is_inference() else (visible, visible._version)
+        last, found = self._made.get("hidden", (None, None))
+        if last is None or known is None or last[0] is not known[0] or last[1] != known[1]:
+            found = Positions(torch.where(visible[..., None], self.r, torch.nan), self.unplaced)
+            if known is not None:
+                self._made["hidden"] = known, found
+        return found
+
+    def take(self, samples: slice, tokens: slice = slice(None)) -> Positions:
+        """Some samples and some of their tokens."""
+        return Positions((self.r[samples] if self.r.shape[0] > 1 else self.r)[:, tokens], self.unplaced)
+
+    def gather(self, index: Tensor) -> Positions:
+        """Tokens by index: (W, K) from one sample, (B, K) or (B, W, K) from B; windows become samples, (B W, K).
+
+        An index of -1 stands for padding and has no position.
+        """
+        b, n, p = self.r.shape
+        if index.ndim not in (2, 3) or index.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"index must be integers (W, K) or (B, W, K), got {index.dtype} {tuple(index.shape)}")
+        if b > 1 and index.shape[0] != b:
+            raise ValueError(f"index must have {b} samples as the positions have, got {tuple(index.shape)}")
+        rows = index.reshape(index.shape[0], -1).long()
+        found = self.r.expand(len(rows), n, p).gather(1, rows.clamp(min=0)[..., None].expand(-1, -1, p))
+        found = torch.where((rows < 0)[..., None], torch.nan, found)
+        return Positions(found.reshape(-1, index.shape[-1], p), None if self.unplaced is False else self.unplaced)
+
+    @staticmethod
+    def cat(parts: Sequence[Positions]) -> Positions:
+        """Tokens of several sets, one after another."""
+        batch = max(part.r.shape[0] for part in parts)
+        flags = [part.unplaced for part in parts]
+        unplaced = True if any(flags) else False if all(flag is False for flag in flags) else None
+        return Positions(torch.cat([part.r.expand(batch, -1, -1) for part in parts], dim=1), unplaced)
 
 
 def placed(r: Tensor) -> Tensor:
@@ -139,22 +186,19 @@ def placed(r: Tensor) -> Tensor:
     return ~r.isnan().any(-1)
 
 
-def centre(r: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Shift positions so that the valid, placed ones lie around 0, and tell how far those reach.
+def centre(r: Tensor) -> tuple[Tensor, Tensor]:
+    """The middle (B or 1, 1, p) of the positions that there are, and how far they reach from it (B or 1, 1, 1).
 
-    One offset per sample, near the middle of the range and a multiple of a power of two that is at
-    most one, so integers that span two or more stay integers. Relative encodings do not notice; half precision does.
-    Returns the shifted positions (B or 1, N, p), 0 where a token has none, and the reach, max |r| over
-    valid tokens, (B or 1, 1, 1).
+    The middle is a multiple of a power of two that is at most one, so integers that span two or more stay integers when
+    it is subtracted. Relative encodings do not notice the shift; half precision does. In float64.
     """
-    here = placed(r)[..., None]  # (B, N, 1)
-    valid = here if mask is None else here & mask[..., None]
-    some = valid.any(1, keepdim=True)
-    high = torch.where(some, torch.where(valid, r, -torch.inf).amax(1, keepdim=True), 0.0)
-    low = torch.where(some, torch.where(valid, r, torch.inf).amin(1, keepdim=True), 0.0)
+    r = r.detach().double()
+    here = placed(r)[..., None]  # (B or 1, N, 1)
+    found = here.any(1, keepdim=True)
+    high = torch.where(found, torch.where(here, r, -torch.inf).amax(1, keepdim=True), 0.0)
+    low = torch.where(found, torch.where(here, r, torch.inf).amin(1, keepdim=True), 0.0)
     half, middle = high / 2 - low / 2, high / 2 + low / 2
     fine = torch.maximum(half, middle.abs() * torch.finfo(r.dtype).eps / 2).amax(-1, keepdim=True)
     quantum = torch.exp2(torch.floor(torch.log2(fine.clamp(min=1e-30)))).clamp(max=1.0)
-    offset = (middle / quantum).round() * quantum
-    shifted = torch.where(here, r - offset, 0.0)
-    return shifted, torch.where(valid, shifted.abs(), 0.0).amax((1, 2), keepdim=True)
+    middle = (middle / quantum).round() * quantum
+    return middle, torch.maximum(high - middle, middle - low).amax(-1, keepdim=True)

@@ -1,17 +1,23 @@
 """Attention with score terms. `attend` runs it, `explain` says how."""
 
-from .select import KERNELS, KernelError, Plan, attend, explain
-from .terms import Distance, Polynomial, Quadratic, Table, Term
+from .kernels import KERNELS, Call, Kernel, Peak, register_kernel
+from .select import AttentionPlan, KernelError, attend, explain
+from .terms import Distance, Polynomial, Quadratic, Relative, Table, Term
 
 __all__ = [
     "KERNELS",
+    "AttentionPlan",
+    "Call",
     "Distance",
+    "Kernel",
     "KernelError",
-    "Plan",
+    "Peak",
     "Polynomial",
     "Quadratic",
+    "Relative",
     "Table",
     "Term",
     "attend",
     "explain",
+    "register_kernel",
 ]

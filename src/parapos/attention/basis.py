@@ -1,6 +1,8 @@
-"""The arithmetic under the score terms: differences, monomials, and contraction of coefficients with a basis.
+"""The arithmetic under score terms: functions of D, and their contraction with coefficients.
 
-B batch, H heads, N tokens, n query rows, p position dims, f basis functions.
+B batch, H heads, n queries, N keys, p position dims, f functions. D = r_j - r_i.
+A function of D is named by p exponents: (1, 0) is D_x, (1, 1) is D_x D_y. A negative first exponent is a power of the
+length instead: (-1, 0) is |D| and (-2, 0) is |D|^2.
 """
 
 from __future__ import annotations
@@ -16,25 +18,24 @@ Exponents = tuple[tuple[int, ...], ...]
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Positional arithmetic is never cast; devices that know no autocast (meta) need no protection.
+    """Switches autocast off: positional arithmetic never runs in half precision. Devices without autocast need nothing.
 
-    A program that is being compiled or exported is protected from the autocast that it may meet later.
+    A program that is compiled or exported carries the switch with it, because it may run under autocast later.
     """
     known = torch.amp.is_autocast_available(device.type)
-    casts = known and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type))
-    return torch.autocast(device.type, enabled=False) if casts else nullcontext()
+    needed = known and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type))
+    return torch.autocast(device.type, enabled=False) if needed else nullcontext()
 
 
-def transformed() -> bool:
-    """Whether a function transform or forward-mode differentiation is active; a compiler is neither."""
+def is_transformed() -> bool:
+    """Whether a function transform (torch.func) or forward-mode differentiation is active. Compiling is neither."""
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
-def once_only(ctx: object, *grads: object) -> None:
-    """The backward pass of a backward pass that has none."""
-    raise RuntimeError("fused attention has no second derivative; ask for kernel='reference', which has")
+def refuse_second_derivative(ctx: object, *grads: object) -> None:
+    raise RuntimeError("fused attention has no second derivative; use kernel='reference', which has one")
 
 
 def monomials(p: int, degree: int) -> Exponents:
@@ -46,35 +47,46 @@ def monomials(p: int, degree: int) -> Exponents:
     )
 
 
-def monomial(d: Sequence[Tensor] | Tensor, exponents: tuple[int, ...]) -> Tensor:
-    """The product of d[u]^exponents[u], by repeated products."""
-    out = torch.ones_like(d[0])
-    for u, power in enumerate(exponents):
-        for _ in range(power):
-            out = out * d[u]
-    return out
+def difference(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+    """D (p, B or 1, n, N) in `dtype`; 0 where the query or the key has no position.
 
-
-def difference(r: Tensor, at: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """D (p, B or 1, n, N) from keys r and queries `at`, subtracted at their own precision; 0 where one has none.
-
-    Coordinates come first, so that every operation runs over long rows.
+    Subtracted in the wider of the two types, then rounded. Coordinates come first: every operation runs over long rows.
     """
-    keys = r.movedim(-1, 0).contiguous()
-    queries = keys if at is None else at.movedim(-1, 0).contiguous()
-    return (keys[:, :, None, :] - queries[:, :, :, None]).nan_to_num_(nan=0.0).to(dtype)
+    wide = torch.promote_types(queries.dtype, dtype)
+    at, to = (x.to(wide).movedim(-1, 0) for x in (queries, keys))
+    return (to[:, :, None, :] - at[:, :, :, None]).nan_to_num(nan=0.0).to(dtype)
 
 
-def contract(coefficients: Tensor, basis: Tensor, factor: float = 1.0) -> Tensor:
-    """(B, H, n, f), (B or 1, n, f, N) -> (B, H, n, N), times a factor. A shared basis is never copied per sample."""
-    coefficients = coefficients if factor == 1 else coefficients * factor
-    if basis.shape[0] != 1:
-        return (coefficients.transpose(1, 2) @ basis).transpose(1, 2)
+def function(d: Sequence[Tensor] | Tensor, exponents: Sequence[int]) -> Tensor:
+    """The function of D with these exponents. d: the p coordinates of D, of any shape."""
+    if exponents and exponents[0] < 0:
+        if exponents[0] == -1 and isinstance(d, Tensor):
+            return torch.linalg.vector_norm(d, dim=0)  # its gradient at 0 is 0, that of a square root is not
+        squared = sum((x * x for x in d[1:]), d[0] * d[0])
+        return squared if exponents[0] == -2 else squared.sqrt()
+    out: Tensor | None = None
+    for x, power in zip(d, exponents, strict=True):
+        for _ in range(power):
+            out = x if out is None else out * x
+    return torch.ones_like(d[0]) if out is None else out
+
+
+def contract(coefficients: Tensor, basis: Tensor) -> Tensor:
+    """Sums coefficients (B or 1, H, n or 1, f) times functions (B or 1, n, f, N) to (B, H, n, N)."""
     b, h, n, f = coefficients.shape
-    out = torch.bmm(coefficients.permute(2, 0, 1, 3).reshape(n, b * h, f), basis[0])  # (n, BH, N)
-    return out.view(n, b, h, basis.shape[-1]).permute(1, 2, 0, 3)
+    if n == 1 and basis.shape[1] != 1:  # one coefficient for all queries
+        total = coefficients[..., :1] * basis[:, None, :, 0]
+        for i in range(1, f):
+            total = total + coefficients[..., i : i + 1] * basis[:, None, :, i]
+        return total
+    if basis.shape[0] == 1:  # shared by all samples, never copied for each
+        out = torch.bmm(coefficients.permute(2, 0, 1, 3).reshape(n, b * h, f), basis[0])  # (n, BH, N)
+        return out.view(n, b, h, basis.shape[-1]).permute(1, 2, 0, 3)
+    return (coefficients.transpose(1, 2) @ basis).transpose(1, 2)
 
 
-def project(scores: Tensor, basis: Tensor) -> Tensor:
-    """The transpose of `contract`: (B, H, n, N), (B or 1, n, f, N) -> (B, H, n, f)."""
-    return contract(scores, basis.transpose(-1, -2))
+def project(scores: Tensor, basis: Tensor, like: Tensor) -> Tensor:
+    """The transpose of `contract`: the gradient of coefficients shaped as `like`, given that of the scores."""
+    grad = contract(scores, basis.transpose(-1, -2))  # (B, H, n, f)
+    summed = [i for i in (0, 2) if like.shape[i] == 1 and grad.shape[i] != 1]
+    return grad.sum(summed, keepdim=True) if summed else grad

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,31 +17,37 @@ import torch
 from torch import Tensor
 
 from ..positions import centre, placed
-from .basis import transformed
-from .terms import Distance, Polynomial, Quadratic, Table, Term
+from .basis import Exponents, function, is_transformed
+from .kernels import POSITIONS, TRANSFORM, WEIGHTS, Call, Kernel, Peak, register_kernel
+from .memory import Sizes
+from .terms import Relative, Table, Term
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of b, h, i, j: sample, head, query, key
 LEAST_CUDA_HEAD = 16
 GRAPHS = 1024  # kinds of call that may be compiled; PyTorch's own limit of 8 is for shapes that should not vary
 
 
-def refuse(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, needs_grad: bool) -> str | None:
+def refuse(call: Call) -> str | None:
     """Why FlexAttention cannot serve this call, or None."""
-    if transformed():
-        return "a function transform or forward-mode differentiation is active"
+    q, v = call.q, call.v
+    if call.return_weights:
+        return WEIGHTS
+    if is_transformed():
+        return TRANSFORM
+    if torch.compiler.is_exporting():
+        return "an exported program holds standard operators alone"
     if q.device.type not in ("cpu", "cuda"):
         return f"FlexAttention is compiled for CPU and CUDA, not for {q.device.type}"
     if q.dtype == torch.float64:
         return "FlexAttention has no float64"
     if q.device.type == "cuda" and min(q.shape[-1], v.shape[-1]) < LEAST_CUDA_HEAD:
         return f"FlexAttention on CUDA needs head sizes of {LEAST_CUDA_HEAD} at least"
-    if torch.is_grad_enabled() and any(not isinstance(term, Table) and term.r.requires_grad for term in terms):
-        return "the positions require a gradient"
+    if call.needs_position_grad:
+        return POSITIONS
     if q.device.type == "cpu":
-        return "FlexAttention has no backward pass on the CPU" if needs_grad else _cpu_lacks()
-    for term in terms:
-        if needs_grad and any(x is not None and x.requires_grad for x in (getattr(term, n) for n in term.learned)):
-            return "FlexAttention sums gradients of score terms by atomic additions, whose result varies"
+        return "FlexAttention has no backward pass on the CPU" if call.needs_grad else _cpu_lacks()
+    if call.needs_grad and any(term.needs_grad for term in call.terms):
+        return "FlexAttention sums gradients of score terms by atomic additions, whose result varies"
     return None
 
 
@@ -57,72 +63,36 @@ def _cpu_lacks() -> str | None:
     return None
 
 
-def _positions(r: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _positions(r: Tensor, middle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Positions as float32 high and low parts (B or 1, N, p), and 1.0 where there is one (B or 1, N), else 0.0.
 
-    float32 positions are their own high part, so D is what subtracting them gives.
+    float32 positions are their own high part, so D is what subtracting them gives; float64 ones are taken about `middle`.
     """
     here = placed(r)
-    if r.dtype == torch.float64:
-        r, _ = centre(r, mask)
-    r = torch.where(here[..., None], r, 0.0)
+    r = torch.where(here[..., None], r - middle if r.dtype == torch.float64 else r, 0.0)
     high = r.float()
     return high, (r - high).float(), here.float()
 
 
-def _difference(high: Tensor, low: Tensor, here: Tensor) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
-    """D by coordinate, 0 where the query or the key has no position."""
-
-    def of(b: Any, i: Tensor, j: Tensor) -> list[Tensor]:
-        b = b if high.shape[0] > 1 else 0
-        both = here[b, i] * here[b, j]
-        return [((high[b, j, u] - high[b, i, u]) + (low[b, j, u] - low[b, i, u])) * both for u in range(high.shape[-1])]
-
-    return of
+Place = tuple[Tensor, Tensor, Tensor]
 
 
-def _quadratic(high: Tensor, low: Tensor, here: Tensor, M: Tensor | None, g: Tensor | None) -> Score:
-    difference = _difference(high, low, here)
+def _relative(queries: Place, keys: Place, c: Tensor, exponents: Exponents) -> Score:
+    """The score of a relative term: coefficients (B or 1, H, n or 1, f) times functions of D."""
 
-    def score(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        d = difference(b, i, j)
-        total = torch.zeros_like(d[0])
-        for u, x in enumerate(d):
-            factor = torch.zeros_like(x) if g is None else g[b, h, i, u].float()
-            if M is not None and M.ndim == 3:
-                factor = factor + M[b, h, i].float() * x
-            elif M is not None:
-                for t, y in enumerate(d):
-                    factor = factor + M[b, h, i, u, t].float() * y
-            total = total + factor * x
+    def score(b: Any, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        at, to = (b if x[0].shape[0] > 1 else 0 for x in (queries, keys))
+        both = queries[2][at, i] * keys[2][to, j]
+        p = queries[0].shape[-1]
+        d = [
+            (keys[0][to, j, u] - queries[0][at, i, u] + (keys[1][to, j, u] - queries[1][at, i, u])) * both
+            for u in range(p)
+        ]
+        b, i = b if c.shape[0] > 1 else 0, i if c.shape[2] > 1 else 0
+        total = c[b, h, i, 0].float() * function(d, exponents[0])
+        for n, e in enumerate(exponents[1:], 1):
+            total = total + c[b, h, i, n].float() * function(d, e)
         return total
-
-    return score
-
-
-def _polynomial(high: Tensor, low: Tensor, here: Tensor, c: Tensor, exponents: tuple[tuple[int, ...], ...]) -> Score:
-    difference = _difference(high, low, here)
-
-    def score(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        d = difference(b, i, j)
-        total = torch.zeros_like(d[0])
-        for n, powers in enumerate(exponents):
-            part = c[b, h, i, n].float()
-            for x, power in zip(d, powers, strict=True):
-                for _ in range(power):
-                    part = part * x
-            total = total + part
-        return total
-
-    return score
-
-
-def _distance(high: Tensor, low: Tensor, here: Tensor, slopes: Tensor) -> Score:
-    difference = _difference(high, low, here)
-
-    def score(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        squared = [x * x for x in difference(b, i, j)]
-        return -slopes[h].float() * torch.sqrt(sum(squared[1:], squared[0]))
 
     return score
 
@@ -135,37 +105,24 @@ def _table(bias: Tensor, weight: Tensor) -> Score:
     return score
 
 
-_SCORES: dict[str, Callable[..., Score]] = {
-    "Quadratic": _quadratic,
-    "Polynomial": _polynomial,
-    "Distance": _distance,
-    "Table": _table,
-}
-Part = tuple[str, bool, tuple[Any, ...]]  # of a term: its name, whether it is scaled, what its score is made from
+Part = tuple[bool, tuple[Any, ...]]  # of a term: whether it is scaled, and what its score is made from
 
 
-def _part(term: Term, mask: Tensor | None) -> Part:
-    name, scaled, values = _raw(term, mask)
-    return name, scaled, tuple(x.contiguous() if isinstance(x, Tensor) else x for x in values)
+def _part(term: Term) -> Part:
+    if isinstance(term, Relative):
+        middle, _ = centre(term.key_positions.r)
+        places = (_positions(x.r, middle) for x in (term.r, term.key_positions))
+        queries, keys = (tuple(x.contiguous() for x in place) for place in places)
+        return term.scaled, (queries, keys, term.coefficients(torch.float32).contiguous(), term.exponents)
+    assert isinstance(term, Table)
+    weight = term.bias.new_full((1,), term.weight, dtype=torch.float32)
+    return term.scaled, (term.bias.contiguous(), weight)
 
 
-def _raw(term: Term, mask: Tensor | None) -> Part:
-    name = type(term).__name__
-    if isinstance(term, Table):
-        return name, term.scaled, (term.bias, term.bias.new_full((1,), term.weight, dtype=torch.float32))
-    where = _positions(term.r, mask)
-    if isinstance(term, Distance):
-        return name, term.scaled, (*where, term.slopes)
-    if isinstance(term, Polynomial):
-        return name, term.scaled, (*where, term.c, term.exponents)
-    assert isinstance(term, Quadratic)
-    return name, term.scaled, (*where, term.M, term.g)
-
-
-def _run(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: Tensor, parts: list[Part]) -> Tensor:
+def _run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: Tensor, parts: list[Part]) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
-    terms = [(scaled, _SCORES[name](*values)) for name, scaled, values in parts]
+    terms = [(scaled, (_table if len(values) == 2 else _relative)(*values)) for scaled, values in parts]
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         score = score.float()
@@ -176,7 +133,10 @@ def _run(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: Tensor, pa
         for scaled, term in terms:
             if not scaled:
                 score = score + term(b, h, i, j)
-        return score if seen is None else torch.where(seen[b, j], score, -torch.inf)
+        if mask is None:
+            return score
+        at = [x if size > 1 else 0 for x, size in zip((b, h, i), mask.shape, strict=False)]
+        return torch.where(mask[*at, j], score, -torch.inf)
 
     out = flex_attention(q, k, v, score_mod=score_mod, scale=1.0)
     assert isinstance(out, Tensor)
@@ -198,15 +158,33 @@ def _compiled() -> Callable[..., Tensor]:
     return call
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:
+def attention(call: Call) -> Tensor:
     """As `reference.attention`, without the weights, for calls that `refuse` does not refuse."""
-    if not q.numel() or not v.numel():
-        return q.new_zeros((*q.shape[:-1], v.shape[-1]))
-    if mask is not None:  # padding may hold anything, NaN too
-        k, v = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (k, v))
+    if not call.q.numel() or not call.v.numel():
+        return call.q.new_zeros((*call.q.shape[:-1], call.v.shape[-1]))
     # Strides of their own are sizes of their own to the compiler, and its C++ does not build with ten of them.
-    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    parts = [_part(term, mask) for term in terms]
-    factor = torch.full((1,), scale, dtype=torch.float32, device=q.device)
+    q, k, v = call.q.contiguous(), call.k.contiguous(), call.v.contiguous()
+    parts = [_part(term) for term in call.terms]
+    factor = torch.full((1,), call.scale, dtype=torch.float32, device=q.device)
     run = _run if torch.compiler.is_compiling() else _compiled()
-    return run(q, k, v, mask, factor, parts)
+    return run(q, k, v, None if call.mask is None else call.mask.contiguous(), factor, parts)
+
+
+def _memory(call: Call) -> Peak:
+    s = Sizes(call)
+    forward = s.hidden + s.out + s.learned
+    return Peak(forward, forward + s.gradients + s.out)
+
+
+register_kernel(
+    Kernel(
+        "flex",
+        30,
+        True,
+        refuse,
+        lambda call: f"PyTorch FlexAttention, {call.names} computed inside it; compiled when first called",
+        _memory,
+        attention,
+        by_name=lambda call: "it compiles for each kind of call; ask for it by name",
+    )
+)

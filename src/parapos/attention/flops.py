@@ -13,39 +13,28 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import features, triton
+from . import fused, triton  # noqa: F401 - the operators
 
 Shape = Sequence[int]
 
 
-def basis_size(shapes: Sequence[Shape], spec: str) -> int:
-    """Multiply-adds per score that the terms take: one for each basis function."""
-    flat = iter(shapes)
-    total = 0
-    for name, slots, _, _ in features.parse(spec):
-        own = {slot: next(flat) for slot in slots}
-        if name == "Quadratic":
-            total += sum(prod(shape[3:]) for slot, shape in own.items() if slot in ("M", "g"))
-        elif name == "Polynomial":
-            total += own["c"][-1]
-        else:
-            total += 1
-    return total
+def _products(q: Shape, k: Shape, v: Shape, *rest: Any) -> tuple[int, int, int, int]:
+    """Scores, and the multiply-adds that each takes of queries, of values and of terms: one for each function of D."""
+    coefficients, tables = rest[5], rest[8]
+    return prod(q[:3]) * k[2], q[-1], v[-1], sum(c[-1] for c in coefficients) + len(tables)
 
 
 @register_flop_formula(torch.ops.parapos.attention)
-def _forward(q: Shape, k: Shape, v: Shape, mask: Any, scale: float, tensors: Any, spec: str, **_: Any) -> int:
-    b, h, n, size = q
-    return 2 * b * h * n * n * (size + v[-1] + basis_size(tensors, spec))
+def _forward(*args: Any, **_: Any) -> int:
+    scores, size, value, terms = _products(*args)
+    return 2 * scores * (size + value + terms)
 
 
 @register_flop_formula(torch.ops.parapos.attention_backward)
-def _backward(
-    dout: Shape, q: Shape, k: Shape, v: Shape, mask: Any, scale: float, tensors: Any, spec: str, **_: Any
-) -> int:
+def _backward(dout: Shape, out: Shape, lse: Shape, wanted: Any, *args: Any, **_: Any) -> int:
     """Scores again, then the gradients of values, weights, queries and keys: five products, and each term twice."""
-    b, h, n, size = q
-    return 2 * b * h * n * n * (3 * size + 2 * v[-1] + 2 * basis_size(tensors, spec))
+    scores, size, value, terms = _products(*args)
+    return 2 * scores * (3 * size + 2 * value + 2 * terms)
 
 
 def _in_kernel(inputs: dict[str, Any]) -> int:
@@ -56,7 +45,7 @@ def _in_kernel(inputs: dict[str, Any]) -> int:
 
 @register_flop_formula(torch.ops.parapos.triton_attention)
 def _triton_forward(*args: Any, **_: Any) -> int:
-    inputs = dict(zip(triton.Call._fields, args, strict=False))
+    inputs = dict(zip(triton.Inputs._fields, args, strict=False))
     b, h, n, size = inputs["q"]
     return 2 * b * h * n * n * (size + inputs["v"][-1] + _in_kernel(inputs))
 
@@ -64,6 +53,6 @@ def _triton_forward(*args: Any, **_: Any) -> int:
 @register_flop_formula(torch.ops.parapos.triton_attention_backward)
 def _triton_backward(*args: Any, **_: Any) -> int:
     """As above, with scores and the gradients of weights made in both passes."""
-    inputs = dict(zip(triton.Call._fields, args, strict=False))
+    inputs = dict(zip(triton.Inputs._fields, args, strict=False))
     b, h, n, size = inputs["q"]
     return 2 * b * h * n * n * (4 * size + 3 * inputs["v"][-1] + 3 * _in_kernel(inputs))

@@ -1,34 +1,47 @@
 """The specification: dense attention in plain eager operations, any floating type, no tricks.
 
-B batch, H heads, N tokens, h query/key size, w value size. Products run in the type of the input;
-scores, terms and softmax in float32 (float64 for float64 input).
+B batch, H heads, n queries, N keys, h query/key size, w value size. Products run in the type of the input; scores, terms
+and softmax in float32 (float64 for float64 input).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from .terms import Term
+from .kernels import Call, Kernel, Peak, register_kernel
+from .memory import Sizes
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """q, k (B, H, N, h), v (B, H, N, w), mask (B, N) with True = real token.
-
-    Returns the output (B, H, N, w) and the weights (B, H, N, N). A query that sees no key gets zeros.
-    """
-    if mask is not None:  # padding may hold anything, NaN too
-        k, v = (x.masked_fill(~mask[:, None, :, None], 0.0) for x in (k, v))
+def attention(call: Call) -> tuple[Tensor, Tensor]:
+    """The output (B, H, n, w) and the weights (B, H, n, N). A query that sees no key gets zeros."""
+    q, k, v, mask = call.q, call.k, call.v, call.mask
     dtype = torch.promote_types(q.dtype, torch.float32)
-    scores = (q @ k.transpose(-1, -2)).to(dtype) * scale  # (B, H, N, N)
-    for term in terms:
-        scores = scores + term.scores(dtype) * (scale if term.scaled else 1.0)
+    scores = (q @ k.transpose(-1, -2)).to(dtype) * call.scale  # (B, H, n, N)
+    for term in call.terms:
+        scores = scores + term.scores(dtype) * (call.scale if term.scaled else 1.0)
     if mask is not None:
-        scores = scores.masked_fill(~mask[:, None, None, :], -torch.inf)
+        scores = scores.masked_fill(~mask, -torch.inf)
     empty = (scores == -torch.inf).all(-1, keepdim=True)
     weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0).to(q.dtype)
     return weights @ v, weights
+
+
+def _memory(call: Call) -> Peak:
+    s = Sizes(call)
+    scores, functions = s.block(slice(0, call.q.shape[0]), slice(0, call.q.shape[2]))
+    forward = s.out + (3 + len(call.terms)) * scores + functions
+    return s.peak(forward, forward + s.gradients + 2 * scores + s.widened(s.q + s.k + s.v))
+
+
+register_kernel(
+    Kernel(
+        "reference",
+        100,
+        False,
+        lambda call: None,
+        lambda call: "dense attention in plain operations, all scores in memory",
+        _memory,
+        lambda call: attention(call)[0],
+    )
+)

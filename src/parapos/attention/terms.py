@@ -1,146 +1,254 @@
 """What an encoding may add to attention scores: the one data type between encodings and kernels.
 
-B batch, H heads, N tokens, n query rows, p position dims, f basis functions. D = r_j - r_i.
-Every term is linear in its coefficients, scores_ij = sum_f coefficient_if * basis_f(D_ij), and offers
-- `scores(dtype, basis, factor)`: (B or 1, H, n, N), dense: the definition, times a factor; a basis may be given;
-- `gradients(ds, basis)`: the gradients of its `learned` tensors, given that of the scores;
-- `take(batch, rows)`: itself for some samples and some query rows (`at` then holds those rows' positions).
-Where query or key has no position (NaN), D counts as 0 and so does the score.
-`scaled` terms belong to q.k and share its factor; the others are added after scaling.
+B batch, H heads, n queries, N keys, p position dims, f functions of D = r_j - r_i.
+A term checks itself (`check`), defines its scores densely (`scores`), and can be cut to some samples and queries
+(`take`). `scaled` terms belong to q.k and share its factor; the others are added after scaling.
+Most terms are `Relative`: a sum of coefficients of the query times functions of D. Kernels work from those two alone, so
+a new relative term is served by every kernel that works from them. Where query or key has no position, the score is 0.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from .basis import Exponents, contract, difference, monomial, monomials, project
+from ..positions import Positions
+from .basis import Exponents, contract, difference, function, monomials
 
 
-def _part(x: Tensor, batch: slice) -> Tensor:
-    return x[batch] if x.shape[0] > 1 else x
+def _part(x: Tensor, samples: slice) -> Tensor:
+    return x[samples] if x.shape[0] > 1 else x
 
 
-def _take(term: Any, batch: slice, rows: slice) -> Any:
-    """`take` for terms of D."""
-    at = term.r if term.at is None else term.at
-    changes = {"r": _part(term.r, batch), "at": _part(at, batch)[:, rows]}
-    for name in term.learned:
-        x = getattr(term, name)
-        if x is not None and x.ndim > 1:  # slopes belong to heads, the rest to queries
-            changes[name] = _part(x, batch)[:, :, rows]
-    return replace(term, **changes)
+class Term(ABC):
+    """What all terms share. `learned` names the tensors that may want a gradient."""
+
+    scaled: ClassVar[bool]
+    learned: ClassVar[tuple[str, ...]]
+    ignores_mask = False
+
+    @abstractmethod
+    def check(self, q: Tensor, k: Tensor) -> None:
+        """Raises ValueError or TypeError where this term does not fit queries q and keys k."""
+
+    @abstractmethod
+    def scores(self, dtype: torch.dtype) -> Tensor:
+        """The definition: (B or 1, H or 1, n, N) in `dtype`, before scaling."""
+
+    @abstractmethod
+    def take(self, samples: slice, queries: slice) -> Self:
+        """The term of some samples and some of their queries."""
+
+    def hide(self, visible: Tensor) -> Self:
+        """The term without what padding holds; visible (B, N) is True for real keys."""
+        return self
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the term by its name."""
+        return {name: x for name in self.learned if (x := getattr(self, name)) is not None}
+
+    @property
+    def needs_grad(self) -> bool:
+        return any(x.requires_grad for x in self.tensors().values())
+
+    def _fail(self, name: str, want: str, got: Tensor) -> None:
+        raise ValueError(f"{type(self).__name__}.{name} must be {want}, got {tuple(got.shape)}")
 
 
-@dataclass(frozen=True)
-class Quadratic:
+class Relative(Term):
+    """A sum over f of coefficients_if times function_f(D_ij).
+
+    r: positions of the queries, and of the keys too unless `keys` are given; tensors are taken as `Positions`.
+    """
+
+    r: Positions
+    keys: Positions | None
+
+    def __post_init__(self) -> None:
+        for name in ("r", "keys"):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                object.__setattr__(self, name, Positions.unchecked(value))
+
+    @property
+    @abstractmethod
+    def exponents(self) -> Exponents:
+        """Names of the functions, as `basis` reads them."""
+
+    @abstractmethod
+    def coefficients(self, dtype: torch.dtype) -> Tensor:
+        """(B or 1, H, n or 1, f)."""
+
+    @property
+    def key_positions(self) -> Positions:
+        return self.r if self.keys is None else self.keys
+
+    def basis(self, dtype: torch.dtype) -> Tensor:
+        """The functions of D: (B or 1, n, f, N)."""
+        d = difference(self.r.r, self.key_positions.r, dtype)
+        return torch.stack([function(d, e) for e in self.exponents], dim=2)
+
+    def scores(self, dtype: torch.dtype) -> Tensor:
+        return contract(self.coefficients(dtype), self.basis(dtype))
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {**super().tensors(), "r": self.r.r}
+        return found if self.keys is None else {**found, "keys": self.keys.r}
+
+    @property
+    def needs_position_grad(self) -> bool:
+        return torch.is_grad_enabled() and (self.r.r.requires_grad or self.key_positions.r.requires_grad)
+
+    def take(self, samples: slice, queries: slice) -> Self:
+        changes: dict[str, Any] = {"r": self.r.take(samples, queries), "keys": self.key_positions.take(samples)}
+        for name, x in super().tensors().items():
+            if x.ndim > 1:  # of a query; slopes belong to a head
+                changes[name] = _part(x, samples)[:, :, queries]
+        return replace(self, **changes)  # type: ignore[type-var]
+
+    def hide(self, visible: Tensor) -> Self:
+        if self.keys is not None:
+            return replace(self, keys=self.keys.hide(visible))  # type: ignore[type-var]
+        changes: dict[str, Any] = {"r": self.r.hide(visible)}
+        for name, x in super().tensors().items():
+            if x.ndim > 1:  # queries and keys are the same tokens, so padded queries are known
+                shape = (*visible.shape[:1], 1, visible.shape[1], *[1] * (x.ndim - 3))
+                changes[name] = x.masked_fill(~visible.reshape(shape), 0.0)
+        return replace(self, **changes)  # type: ignore[type-var]
+
+    def check(self, q: Tensor, k: Tensor) -> None:
+        b = q.shape[0]
+        for name, positions, count in (("r", self.r, q.shape[2]), ("keys", self.keys, k.shape[2])):
+            if positions is None:
+                if q.shape[2] != k.shape[2]:
+                    kind = type(self).__name__
+                    raise ValueError(
+                        f"{kind}.keys must hold the positions of the {k.shape[2]} keys: there are {q.shape[2]} queries"
+                    )
+                continue
+            x = positions.r
+            if x.ndim != 3 or x.shape[0] not in (1, b) or x.shape[1] != count:
+                self._fail(name, f"({b} or 1, {count}, p)", x)
+            if x.shape[-1] != self.r.r.shape[-1]:
+                self._fail(name, f"of {self.r.r.shape[-1]} dimensions as r is", x)
+            if x.dtype not in (torch.float32, torch.float64):
+                raise TypeError(f"{type(self).__name__}.{name} must be float32 or float64, got {x.dtype}")
+
+
+@cache
+def _quadratic(p: int, form: int, linear: bool) -> Exponents:
+    """Exponents of D_u D_v for all u and v (form 5), of |D|^2 (form 3) or of neither (0), and of D."""
+    axes = [tuple(int(u == v) for v in range(p)) for u in range(p)]
+    products = [tuple(a + b for a, b in zip(x, y, strict=True)) for x in axes for y in axes]
+    length = (-2,) + (0,) * (p - 1)
+    return (*(products if form == 5 else [length] if form == 3 else []), *(axes if linear else []))
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic(Relative):
     """D^T M_i D + g_i . D. PaPE and its kin.
 
-    M: (B, H, N, p, p), (B, H, N) for a multiple of the identity, or None; g: (B, H, N, p) or None.
+    M: (B, H, n, p, p), (B, H, n) for a multiple of the identity, or None; g: (B, H, n, p) or None.
     """
 
     M: Tensor | None
     g: Tensor | None
-    r: Tensor
-    unplaced: bool | None = None
-    at: Tensor | None = None
+    r: Positions
+    keys: Positions | None = None
     scaled: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("M", "g")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.M is None and self.g is None:
             raise ValueError("Quadratic needs M, g or both")
 
-    def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, f, N)
-        d = difference(self.r, self.at, dtype)
-        parts = list(d) if self.g is not None else []
-        if self.M is not None:
-            parts += [d.square().sum(0)] if self.M.ndim == 3 else [u * v for u in d for v in d]
-        return torch.stack(parts, dim=2)
+    @property
+    def exponents(self) -> Exponents:
+        return _quadratic(self.r.r.shape[-1], 0 if self.M is None else self.M.ndim, self.g is not None)
 
-    def scores(self, dtype: torch.dtype, basis: Tensor | None = None, factor: float = 1.0) -> Tensor:
-        parts = [self.g] if self.g is not None else []
-        if self.M is not None:
-            parts.append(self.M[..., None] if self.M.ndim == 3 else self.M.flatten(-2))
-        return contract(torch.cat(parts, dim=-1).to(dtype), self.basis(dtype) if basis is None else basis, factor)
+    def coefficients(self, dtype: torch.dtype) -> Tensor:
+        parts = [] if self.M is None else [self.M[..., None] if self.M.ndim == 3 else self.M.flatten(-2)]
+        parts += [] if self.g is None else [self.g]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)).to(dtype)
 
-    def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
-        grad = project(ds, self.basis(ds.dtype) if basis is None else basis)
-        p = 0 if self.g is None else self.g.shape[-1]
-        out = {} if self.g is None else {"g": grad[..., :p].clone()}  # operators may not return views of one tensor
-        if self.M is not None:
-            out["M"] = grad[..., p:].reshape(self.M.shape)
-        return out
-
-    take = _take
+    def check(self, q: Tensor, k: Tensor) -> None:
+        super().check(q, k)
+        shape, p = tuple(q.shape[:3]), self.r.r.shape[-1]
+        if self.M is not None and tuple(self.M.shape) not in ((*shape, p, p), shape):
+            self._fail("M", f"{(*shape, p, p)} or {shape}", self.M)
+        if self.g is not None and tuple(self.g.shape) != (*shape, p):
+            self._fail("g", str((*shape, p)), self.g)
 
 
-@dataclass(frozen=True)
-class Polynomial:
-    """sum_k c_ik D^(exponents_k). Without exponents: all monomials of the degree that c's width tells."""
+@dataclass(frozen=True, eq=False)
+class Polynomial(Relative):
+    """sum_k c_ik D^(powers_k). Without powers: all monomials of the degree that c's width implies."""
 
-    c: Tensor  # (B, H, N, K)
-    r: Tensor
-    exponents: Exponents = ()
-    unplaced: bool | None = None
-    at: Tensor | None = None
+    c: Tensor  # (B, H, n, K)
+    r: Positions
+    powers: Exponents = ()
+    keys: Positions | None = None
     scaled: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ("c",)
 
     def __post_init__(self) -> None:
-        p, k = self.r.shape[-1], self.c.shape[-1]
-        if not self.exponents:
+        super().__post_init__()
+        p, k = self.r.r.shape[-1], self.c.shape[-1]
+        if not self.powers:
             degree = next(n for n in range(1, k + 2) if math.comb(n + p, p) > k)
-            object.__setattr__(self, "exponents", monomials(p, degree))
-        if len(self.exponents) != k or any(len(e) != p for e in self.exponents):
-            raise ValueError(f"{k} coefficients in {p} variables need {k} exponents of {p}, got {self.exponents}")
+            object.__setattr__(self, "powers", monomials(p, degree))
+        if len(self.powers) != k or any(len(e) != p or min(e) < 0 for e in self.powers):
+            raise ValueError(f"{k} coefficients in {p} variables need {k} exponents of {p}, got {self.powers}")
 
-    def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, K, N)
-        d = difference(self.r, self.at, dtype)
-        return torch.stack([monomial(d, e) for e in self.exponents], dim=-2)
+    @property
+    def exponents(self) -> Exponents:
+        return self.powers
 
-    def scores(self, dtype: torch.dtype, basis: Tensor | None = None, factor: float = 1.0) -> Tensor:
-        return contract(self.c.to(dtype), self.basis(dtype) if basis is None else basis, factor)
+    def coefficients(self, dtype: torch.dtype) -> Tensor:
+        return self.c.to(dtype)
 
-    def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
-        return {"c": project(ds, self.basis(ds.dtype) if basis is None else basis)}
+    def check(self, q: Tensor, k: Tensor) -> None:
+        super().check(q, k)
+        if self.c.shape[:3] != q.shape[:3]:
+            self._fail("c", f"({', '.join(map(str, q.shape[:3]))}, K)", self.c)
 
-    take = _take
 
-
-@dataclass(frozen=True)
-class Distance:
+@dataclass(frozen=True, eq=False)
+class Distance(Relative):
     """-slope_head * |D|, added after scaling. nD-ALiBi. `ignores_mask` is a quirk of the released code."""
 
     slopes: Tensor  # (H,)
-    r: Tensor
+    r: Positions
     ignores_mask: bool = False
-    at: Tensor | None = None
+    keys: Positions | None = None
     scaled: ClassVar[bool] = False
     learned: ClassVar[tuple[str, ...]] = ("slopes",)
 
-    def basis(self, dtype: torch.dtype) -> Tensor:  # (B or 1, n, 1, N)
-        return torch.linalg.vector_norm(difference(self.r, self.at, dtype), dim=0)[:, :, None, :]
+    @property
+    def exponents(self) -> Exponents:
+        return ((-1,) + (0,) * (self.r.r.shape[-1] - 1),)
 
-    def scores(self, dtype: torch.dtype, basis: Tensor | None = None, factor: float = 1.0) -> Tensor:
-        basis = self.basis(dtype) if basis is None else basis
-        return -factor * self.slopes.to(dtype)[:, None, None] * basis.transpose(1, 2)
+    def coefficients(self, dtype: torch.dtype) -> Tensor:
+        return -self.slopes.to(dtype)[None, :, None, None]
 
-    def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
-        return {"slopes": -project(ds, self.basis(ds.dtype) if basis is None else basis).sum((0, 2, 3))}
+    def check(self, q: Tensor, k: Tensor) -> None:
+        super().check(q, k)
+        if tuple(self.slopes.shape) != (q.shape[1],):
+            self._fail("slopes", str((q.shape[1],)), self.slopes)
 
-    take = _take
 
+@dataclass(frozen=True, eq=False)
+class Table(Term):
+    """weight * bias, added after scaling: LookHere, and what a user brings. -inf hides a key; NaN is not allowed."""
 
-@dataclass(frozen=True)
-class Table:
-    """weight * bias, added after scaling: LookHere, and what a user brings. -inf hides a key; no NaN anywhere."""
-
-    bias: Tensor  # (B or 1, H or 1, N, N)
+    bias: Tensor  # (B or 1, H or 1, n, N)
     weight: float = 1.0
     scaled: ClassVar[bool] = False
     learned: ClassVar[tuple[str, ...]] = ("bias",)
@@ -148,16 +256,17 @@ class Table:
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
             raise ValueError(f"Table.weight must be positive and finite, got {self.weight}")
+        if not self.bias.dtype.is_floating_point:
+            raise TypeError(f"Table.bias must be floating, got {self.bias.dtype}; to hide keys, give attend a mask")
 
-    def scores(self, dtype: torch.dtype, basis: Tensor | None = None, factor: float = 1.0) -> Tensor:
-        return self.bias.to(dtype) * (self.weight * factor)
+    def scores(self, dtype: torch.dtype) -> Tensor:
+        return self.bias.to(dtype) * self.weight
 
-    def gradients(self, ds: Tensor, basis: Tensor | None = None) -> dict[str, Tensor]:
-        summed = [i for i in (0, 1) if self.bias.shape[i] == 1]
-        return {"bias": (ds.sum(summed, keepdim=True) if summed else ds) * self.weight}
+    def take(self, samples: slice, queries: slice) -> Table:
+        return replace(self, bias=_part(self.bias, samples)[:, :, queries])
 
-    def take(self, batch: slice, rows: slice) -> Table:
-        return replace(self, bias=_part(self.bias, batch)[:, :, rows])
-
-
-Term = Quadratic | Polynomial | Distance | Table
+    def check(self, q: Tensor, k: Tensor) -> None:
+        b, h, n = q.shape[:3]
+        want = ((1, b), (1, h), (n,), (k.shape[2],))
+        if self.bias.ndim != 4 or any(s not in w for s, w in zip(self.bias.shape, want, strict=True)):
+            self._fail("bias", f"({b} or 1, {h} or 1, {n}, {k.shape[2]})", self.bias)

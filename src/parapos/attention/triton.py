@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from ..positions import centre, placed
-from .basis import once_only, transformed
-from .terms import Distance, Polynomial, Quadratic, Table, Term
+from .basis import is_transformed, refuse_second_derivative
+from .kernels import POSITIONS, TRANSFORM, WEIGHTS, Call, Kernel, Peak, register_kernel
+from .memory import Sizes
+from .terms import Distance, Quadratic, Relative, Table, Term
 
 LARGEST_SIZE = 128  # of a head
 LARGEST_P = 4
@@ -50,7 +52,7 @@ TILES = {
 }
 
 
-def tiles(name: str, call: Call) -> Tiles:
+def tiles(name: str, call: Inputs) -> Tiles:
     """The tiles of a pass for a call."""
     size = 64 if max(call.q.shape[-1], call.v.shape[-1]) <= 64 else 128
     found = TILES[name, size][call.q.dtype == torch.float32]
@@ -70,8 +72,9 @@ def _interpreted() -> bool:
     return not isinstance(forward, JITFunction)
 
 
-def refuse(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, needs_grad: bool) -> str | None:
+def refuse(call: Call) -> str | None:
     """Why this kernel cannot serve the call, or None if it can."""
+    q, v = call.q, call.v
     if not INSTALLED:
         return "Triton is not installed (pip install 'parapos[kernels]')"
     if torch.version.hip:
@@ -83,44 +86,32 @@ def refuse(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor 
         if (gpu.major, gpu.minor) < CAPABILITY:
             need = ".".join(map(str, CAPABILITY))
             return f"it needs compute capability {need} or newer, this GPU has {gpu.major}.{gpu.minor}"
-    if transformed():
-        return "a function transform or forward-mode differentiation is active"
+    if call.return_weights:
+        return WEIGHTS
+    if is_transformed():
+        return TRANSFORM
+    if torch.compiler.is_exporting():
+        return "an exported program holds standard operators alone"
     if q.dtype == torch.float64:
         return "it has no float64"
+    if call.needs_position_grad:
+        return POSITIONS
     for name, x in (("query", q), ("value", v)):
         if x.shape[-1] > LARGEST_SIZE:
             return f"it serves head sizes up to {LARGEST_SIZE}, the {name} size is {x.shape[-1]}"
-    for term in terms:
-        why = _refuse_term(term, needs_grad)
-        if why is not None:
-            return why
-    return _refuse_sum(terms)
-
-
-def _refuse_term(term: Term, needs_grad: bool) -> str | None:
-    if isinstance(term, Polynomial):
-        return "it has no Polynomial term"
-    if isinstance(term, Table):
-        wanted = needs_grad and term.bias.requires_grad
-        return "it has no gradient of Table.bias" if wanted else None
-    if term.r.requires_grad and torch.is_grad_enabled():
-        return "the positions require a gradient"
-    if term.at is not None:
-        return f"it has no {type(term).__name__} of some rows only"
-    if not 1 <= term.r.shape[-1] <= LARGEST_P:
-        return f"it serves 1 to {LARGEST_P} position dimensions, got {term.r.shape[-1]}"
+    for term in call.terms:
+        if type(term) not in _FIELDS:
+            return f"it has no {type(term).__name__} term"
+        if isinstance(term, Table) and call.needs_grad and term.bias.requires_grad:
+            return "it has no gradient of Table.bias"
+        if isinstance(term, Relative) and not 1 <= term.r.r.shape[-1] <= LARGEST_P:
+            return f"it serves 1 to {LARGEST_P} position dimensions, got {term.r.r.shape[-1]}"
+    if any(sum(isinstance(term, kind) for term in call.terms) > 1 for kind in (Table, Relative)):
+        return f"it takes one Quadratic or Distance and one Table at most, got {call.names}"
     return None
 
 
-def _refuse_sum(terms: Sequence[Term]) -> str | None:
-    if sum(isinstance(term, Table) for term in terms) > 1 or sum(not isinstance(term, Table) for term in terms) > 1:
-        return "it takes one Quadratic or Distance and one Table at most, got " + " + ".join(
-            type(term).__name__ for term in terms
-        )
-    return None
-
-
-class Call(NamedTuple):
+class Inputs(NamedTuple):
     """One attention call as the operators take it. r is float32, with remainders in `low` where it was float64."""
 
     q: Tensor
@@ -138,26 +129,29 @@ class Call(NamedTuple):
     unplaced: bool
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Call:
-        call = cls(q, k, v, mask, scale, None, None, None, None, None, None, 1.0, False)
-        for term in terms:
-            if isinstance(term, Table):
-                call = call._replace(bias=term.bias, weight=term.weight)
-                continue
-            r, low = _split(term.r)
-            if isinstance(term, Quadratic):
-                call = call._replace(r=r, low=low, M=term.M, g=term.g, unplaced=term.unplaced is not False)
-            else:
-                assert isinstance(term, Distance)
-                call = call._replace(r=r, low=low, slopes=term.slopes, unplaced=True)
-        return call
+    def of(cls, call: Call) -> Inputs:
+        inputs = cls(call.q, call.k, call.v, call.mask, call.scale, None, None, None, None, None, None, 1.0, False)
+        for term in call.terms:
+            inputs = inputs._replace(**{name: getattr(term, name) for name in _FIELDS[type(term)]})
+            if isinstance(term, Relative):
+                r, low = _split(term.r.r)
+                inputs = inputs._replace(r=r, low=low, unplaced=term.r.unplaced is not False)
+        return inputs
+
+
+# What the kernel takes of each term that it has, besides positions.
+_FIELDS: dict[type[Term], tuple[str, ...]] = {
+    Quadratic: ("M", "g"),
+    Distance: ("slopes",),
+    Table: ("bias", "weight"),
+}
 
 
 def _split(r: Tensor) -> tuple[Tensor, Tensor | None]:
     """Positions for the kernel: float32 as they are; float64 about their middle, as float32 and what that leaves."""
     if r.dtype == torch.float32:
         return r, None
-    near, _ = centre(r)
+    near = torch.where(placed(r)[..., None], r - centre(r)[0], 0.0)
     high = near.float()
     return torch.where(placed(r)[..., None], high, torch.nan), (near - high).float()
 
@@ -179,7 +173,7 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _served(call: Call) -> Call:
+def _served(call: Inputs) -> Inputs:
     """The call in layouts that the passes read: small things in one piece, the others by rows."""
     r, low, slopes = (None if x is None else x.contiguous() for x in (call.r, call.low, call.slopes))
     return call._replace(q=_rows(call.q), k=_rows(call.k), v=_rows(call.v), r=r, low=low, slopes=slopes)
@@ -200,7 +194,7 @@ def _power(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _arguments(name: str, call: Call) -> dict[str, Any]:
+def _arguments(name: str, call: Inputs) -> dict[str, Any]:
     """What every pass is launched with. None switches a part of the kernel off when it is compiled."""
     q, v, r, M, mask = call.q, call.v, call.r, call.M, call.mask
     shape = tiles(name, call)
@@ -234,7 +228,7 @@ def _outputs(q: Tensor, v: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     return _empty(v), rest, q.new_empty((*q.shape[:3], 2) if keep else 0, dtype=torch.float32)
 
 
-def forward(call: Call, keep: bool, launch: Launch = _launch) -> tuple[Tensor, Tensor, Tensor]:
+def forward(call: Inputs, keep: bool, launch: Launch = _launch) -> tuple[Tensor, Tensor, Tensor]:
     """The output. Kept for the backward, else empty: what rounding took from it, and each query's largest
     score and the inverse of its sum of exponentials above that; their log-sum-exp would round both away."""
     call = _served(call)
@@ -247,7 +241,7 @@ def forward(call: Call, keep: bool, launch: Launch = _launch) -> tuple[Tensor, T
     return out, rest, norm
 
 
-def _gradients(call: Call, wanted: Sequence[bool]) -> list[Tensor]:
+def _gradients(call: Inputs, wanted: Sequence[bool]) -> list[Tensor]:
     """Room for the gradients of q, k, v, and of those of M, g and slopes that are wanted; empty for the others."""
     room = [_empty(x) for x in (call.q, call.k, call.v)]
     for x, want in zip((call.M, call.g, call.slopes), wanted, strict=True):
@@ -256,7 +250,7 @@ def _gradients(call: Call, wanted: Sequence[bool]) -> list[Tensor]:
 
 
 def backward(
-    call: Call, dout: Tensor, kept: tuple[Tensor, Tensor, Tensor], wanted: Sequence[bool], launch: Launch = _launch
+    call: Inputs, dout: Tensor, kept: tuple[Tensor, Tensor, Tensor], wanted: Sequence[bool], launch: Launch = _launch
 ) -> list[Tensor]:
     """Gradients as `_gradients` lists them, from what `forward` returned."""
     call = _served(call)
@@ -307,7 +301,7 @@ def _attention(
     unplaced: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return forward(Call(q, k, v, mask, scale, r, low, M, g, slopes, bias, weight, unplaced), keep)
+    return forward(Inputs(q, k, v, mask, scale, r, low, M, g, slopes, bias, weight, unplaced), keep)
 
 
 @_attention.register_fake
@@ -336,40 +330,59 @@ def _attention_backward(
     norm: Tensor,
     wanted: list[bool],
 ) -> list[Tensor]:
-    call = Call(q, k, v, mask, scale, r, low, M, g, slopes, bias, weight, unplaced)
+    call = Inputs(q, k, v, mask, scale, r, low, M, g, slopes, bias, weight, unplaced)
     return backward(call, dout, (out, rest, norm), wanted)
 
 
 @_attention_backward.register_fake
 def _(*inputs):  # type: ignore[no-untyped-def]
-    return _gradients(Call(*inputs[: len(Call._fields)]), inputs[-1])
+    return _gradients(Inputs(*inputs[: len(Inputs._fields)]), inputs[-1])
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    call = Call(*inputs[:-1])
+    call = Inputs(*inputs[:-1])
     ctx.numbers = {name: x for name, x in call._asdict().items() if not isinstance(x, Tensor)}
-    ctx.names = [name for name in Call._fields if name not in ctx.numbers]
+    ctx.names = [name for name in Inputs._fields if name not in ctx.numbers]
     ctx.save_for_backward(*output, *(getattr(call, name) for name in ctx.names))
 
 
 def _backward(ctx, dout, *_):  # type: ignore[no-untyped-def]
     out, rest, norm, *tensors = ctx.saved_tensors
-    call = Call(**ctx.numbers, **dict(zip(ctx.names, tensors, strict=True)))
-    needed = dict(zip(Call._fields, ctx.needs_input_grad, strict=False))
+    call = Inputs(**ctx.numbers, **dict(zip(ctx.names, tensors, strict=True)))
+    needed = dict(zip(Inputs._fields, ctx.needs_input_grad, strict=False))
     wanted = [needed["M"], needed["g"], needed["slopes"]]
     dq, dk, dv, *more = _attention_backward(*call, dout, out, rest, norm, wanted)
     dM, dg, dslopes = (x if want else None for x, want in zip(more, wanted, strict=True))
     found = dict(q=dq, k=dk, v=dv, M=dM, g=dg, slopes=dslopes)
-    return *(found.get(name) for name in Call._fields), None
+    return *(found.get(name) for name in Inputs._fields), None
 
 
 _attention.register_autograd(_backward, setup_context=_setup)
-_attention_backward.register_autograd(once_only)
+_attention_backward.register_autograd(refuse_second_derivative)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float) -> Tensor:
+def attention(call: Call) -> Tensor:
     """As `reference.attention`, without the weights. For calls that `refuse` has nothing against."""
-    call = Call.of(q, k, v, terms, mask, scale)
-    learned = (x for x in call if isinstance(x, Tensor) and x.requires_grad)
-    out: Tensor = _attention(*call, keep=torch.is_grad_enabled() and any(True for _ in learned))[0]
+    out: Tensor = _attention(*Inputs.of(call), keep=call.needs_grad)[0]
     return out
+
+
+def _memory(call: Call) -> Peak:
+    """Terms are computed inside; two numbers of each query are kept, and what rounding took from the output."""
+    s = Sizes(call)
+    rest = s.out if s.size < 4 else 0
+    return Peak(s.hidden + s.out, s.hidden + s.out + rest + s.gradients + 3 * 4 * s.rows)
+
+
+register_kernel(
+    Kernel(
+        "triton",
+        10,
+        True,
+        refuse,
+        lambda call: f"one fused Triton kernel, {call.names} computed inside it",
+        _memory,
+        attention,
+        by_name=lambda call: None if call.q.is_cuda else "it would run in Triton's interpreter; ask for it by name",
+    )
+)

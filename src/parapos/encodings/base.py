@@ -62,27 +62,39 @@ class Encoding(nn.Module):
         """Replace parameters by smaller ones that serve inference as well, if there are such."""
 
     def prepare(self, r: Tensor | Positions) -> Positions:
-        """Checked positions with all that depends on them alone: once per forward, shared by layers."""
+        """Checked positions. What is made from them alone is kept in them and shared by all layers."""
         return Positions.of(r, self.pos_dim)
 
-    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+    def encode(
+        self, x: Tensor, q: Tensor, k: Tensor, r: Positions, keys: Positions | None
+    ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+        """As `forward`, for checked input. keys: positions of the keys where they are other tokens than the queries."""
         return q, k, ()
 
     def forward(
-        self, x: Tensor, q: Tensor, k: Tensor, r: Tensor | Positions
+        self, x: Tensor, q: Tensor, k: Tensor, r: Tensor | Positions, keys: Tensor | Positions | None = None
     ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
-        """Queries and keys, possibly changed, and score terms for `parapos.attend`."""
-        if q.ndim != 4 or q.shape != k.shape or q.shape[1] != self.heads or q.shape[3] != self.head_dim:
+        """Queries and keys, possibly changed, and score terms for `parapos.attend`.
+
+        x (B, n, D) are the tokens of the queries, r their positions. For cross-attention, `keys` are those of the keys.
+        """
+        size = (self.heads, self.head_dim)
+        shapes = [(t.shape[1], t.shape[3]) if t.ndim == 4 else None for t in (q, k)]
+        if shapes != [size, size] or q.shape[0] != k.shape[0] or (keys is None and q.shape[2] != k.shape[2]):
+            want = f"(B, {self.heads}, N, {self.head_dim})" + ("" if keys is not None else " of the same tokens")
             raise ValueError(
-                f"q and k must be (B, {self.heads}, N, {self.head_dim}), got {tuple(q.shape)} and {tuple(k.shape)}"
+                f"q and k must be {want}, got {tuple(q.shape)} and {tuple(k.shape)}; "
+                "for cross-attention, pass the positions of the keys as keys="
             )
         if x.shape != (q.shape[0], q.shape[2], self.dim):
             raise ValueError(f"x must be ({q.shape[0]}, {q.shape[2]}, {self.dim}), got {tuple(x.shape)}")
         positions = self.prepare(r)
-        if positions.r.shape[0] not in (1, q.shape[0]) or positions.r.shape[1] != q.shape[2]:
-            want = f"({q.shape[0]} or 1, {q.shape[2]}, {self.pos_dim})"
-            raise ValueError(f"positions must be {want} for these tokens, got {tuple(positions.r.shape)}")
-        return self.encode(x, q, k, positions)
+        others = None if keys is None else self.prepare(keys)
+        for name, found, t in (("positions", positions, q), ("keys", others, k)):
+            if found is not None and (found.r.shape[0] not in (1, q.shape[0]) or found.r.shape[1] != t.shape[2]):
+                want = f"({q.shape[0]} or 1, {t.shape[2]}, {self.pos_dim})"
+                raise ValueError(f"{name} must be {want} for these tokens, got {tuple(found.r.shape)}")
+        return self.encode(x, q, k, positions, others)
 
     def extra_repr(self) -> str:
         text = f"dim={self.dim}, heads={self.heads}, head_dim={self.head_dim}, pos_dim={self.pos_dim}"

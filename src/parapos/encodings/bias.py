@@ -34,9 +34,11 @@ class ALiBi(Encoding):
         super().__init__(**common)
         self.slopes = alibi_slopes(self.heads)
 
-    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+    def encode(
+        self, x: Tensor, q: Tensor, k: Tensor, r: Positions, keys: Positions | None
+    ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
         slopes = torch.tensor(self.slopes, dtype=r.r.dtype, device=q.device)
-        return q, k, (Distance(slopes, r.r, ignores_mask=self.compat == "official"),)
+        return q, k, (Distance(slopes, r, self.compat == "official", keys),)
 
 
 EDGE = 1 - 1e-4  # cones include their edge, also where rounding moved an interpolated grid
@@ -60,6 +62,14 @@ LAYOUTS: dict[int, list[tuple[str, float]]] = {
     12: [(d, 0.5) for d in _CORNERS + _SIDES] + _OPEN,
     16: [(d, 0.5) for d in _CORNERS] + [(d, 0.25) for d in _CORNERS] + [(d, 0.5) for d in _SIDES] + _OPEN,
 }
+
+
+def _free(r: Tensor) -> Tensor:
+    """(B or 1, N) boolean: tokens that see all and are seen by all, which are those without a place on the grid."""
+    here, zero = placed(r), (r == 0).all(-1)
+    grid = (r > 0).all(-1) | zero | ~here  # zeros may be padding
+    cls = zero[:, :1] & grid.all(-1, keepdim=True)
+    return ~here | torch.cat([cls, torch.zeros_like(here[:, 1:])], dim=1)[:, : r.shape[1]]
 
 
 class LookHere(Encoding):
@@ -103,24 +113,21 @@ class LookHere(Encoding):
         along = self.layer / (self.depth - 1) if self.depth > 1 else 0.0
         self.multiplier = 2.0 * (1.5 if schedule == "constant" else 1.5 - along)
 
-    def prepare(self, r: Tensor | Positions) -> Positions:
-        """The bias for multiplier 1, (B or 1, H, N, N), once for all layers."""
-        positions, key = super().prepare(r), ("lookhere", tuple(self.directions))
-        if positions.state is not None and positions.state[0] == key:
-            return positions
-        x = positions.r
-        here, zero = placed(x), (x == 0).all(-1)
-        grid = (x > 0).all(-1) | zero | ~here  # zeros may be padding
-        cls = zero[:, :1] & grid.all(-1, keepdim=True)
-        free = ~here | torch.cat([cls, torch.zeros_like(here[:, 1:])], dim=1)[:, : x.shape[1]]  # (B or 1, N)
-        d = (x[:, None, :, :] - x[:, :, None, :]).nan_to_num(nan=0.0)
+    def bias(self, r: Positions, keys: Positions | None = None) -> Tensor:
+        """The bias for multiplier 1, (B or 1, H, n, N), made once for all layers."""
+        keys = r if keys is None else keys
+        return r.once(("lookhere", tuple(self.directions), keys), lambda: self._bias(r.r, keys.r))
+
+    def _bias(self, r: Tensor, keys: Tensor) -> Tensor:
+        d = (keys[:, None, :, :] - r[:, :, None, :]).nan_to_num(nan=0.0)
         dx, dy = d.unbind(-1)
         distance = torch.linalg.vector_norm(d, dim=-1)
         bias = torch.stack(
             [torch.where(FIELDS[f](dx, dy), -slope * distance, -torch.inf) for f, slope in self.directions], 1
         )
-        pair = free[:, None, :, None] | free[:, None, None, :]
-        return positions.with_state((key, bias.masked_fill_(pair, 0.0)))
+        return bias.masked_fill_(_free(r)[:, None, :, None] | _free(keys)[:, None, None, :], 0.0)
 
-    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
-        return q, k, (Table(r.state[1], weight=self.multiplier),)
+    def encode(
+        self, x: Tensor, q: Tensor, k: Tensor, r: Positions, keys: Positions | None
+    ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+        return q, k, (Table(self.bias(r, keys), weight=self.multiplier),)

@@ -121,11 +121,13 @@ class PaPE(Encoding):
         g = F.linear(x, folded.flatten(0, 1).to(x.dtype))  # (B, N, H p)
         return _wide(g).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+    def encode(
+        self, x: Tensor, q: Tensor, k: Tensor, r: Positions, keys: Positions | None
+    ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
         w_p = self._projection()
         form = self._form(x, w_p) if self.distance else None
         slope = self._slope(x, w_p) if self.direction else None
-        return q, k, (Quadratic(form, slope, r.r, unplaced=r.unplaced),)
+        return q, k, (Quadratic(form, slope, r, keys),)
 
 
 class PaPERI(Encoding):
@@ -146,7 +148,9 @@ class PaPERI(Encoding):
         else:
             self.register_buffer("w_p", w_p.detach())
 
-    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+    def encode(
+        self, x: Tensor, q: Tensor, k: Tensor, r: Positions, keys: Positions | None
+    ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
         alpha = -F.softplus(_wide(F.linear(x, self.w_a.to(x.dtype))))  # (B, N, H)
         form = alpha.transpose(1, 2) * _wide(self.w_p).square()[:, None]
-        return q, k, (Quadratic(form, None, r.r, unplaced=r.unplaced),)
+        return q, k, (Quadratic(form, None, r, keys),)

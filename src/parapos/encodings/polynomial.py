@@ -39,9 +39,11 @@ class PolynomialEncoding(Encoding):
         bound = self.dim**-0.5
         self.w_c = nn.Parameter(torch.empty(self.heads, len(powers), self.dim).uniform_(-bound, bound))
 
-    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+    def encode(
+        self, x: Tensor, q: Tensor, k: Tensor, r: Positions, keys: Positions | None
+    ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
         c = F.linear(x, self.w_c.flatten(0, 1).to(x.dtype))
         c = c.to(torch.promote_types(c.dtype, torch.float32))
         c = c.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, N, K)
         c = torch.where(torch.tensor(self.decaying, device=c.device), -F.softplus(c), c)
-        return q, k, (Polynomial(c, r.r, self.exponents, unplaced=r.unplaced),)
+        return q, k, (Polynomial(c, r, self.exponents, keys),)

@@ -41,21 +41,28 @@ class RoPE(Encoding):
         self.base = base
         self.padded = -(-self.head_dim // (2 * self.pos_dim)) * 2 * self.pos_dim
 
-    def prepare(self, r: Tensor | Positions) -> Positions:
-        positions, key = super().prepare(r), ("rope", self.padded, self.pos_dim, self.base)
-        if positions.state is not None and positions.state[0] == key:
-            return positions
-        # Angles in float64: at position 10^4 float32 is off by a thousandth of a turn.
-        exponents = torch.arange(self.padded // (2 * self.pos_dim), dtype=torch.float64, device=positions.r.device)
-        divisors = self.base ** (exponents * (2 * self.pos_dim / self.padded))  # (F,)
-        angles = positions.r.nan_to_num(nan=0.0).double()[..., None] / divisors  # (B or 1, N, p, F)
-        angles = angles.flatten(-2)[:, None]  # (B or 1, 1, N, h+/2)
-        return positions.with_state((key, angles.cos(), angles.sin()))
+    def _turns(self, r: Positions) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of each position's angles, (B or 1, 1, N, h+/2) in float64, made once."""
 
-    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
-        cos, sin = (t.to(torch.promote_types(q.dtype, torch.float32)) for t in r.state[1:])
-        pad = self.padded - self.head_dim
-        q, k = (rotate(F.pad(t, (0, pad)) if pad else t, cos, sin) for t in (q, k))
+        def make() -> tuple[Tensor, Tensor]:
+            # float64, because at position 10^4 float32 angles are off by a thousandth of a turn.
+            exponents = torch.arange(self.padded // (2 * self.pos_dim), dtype=torch.float64, device=r.r.device)
+            divisors = self.base ** (exponents * (2 * self.pos_dim / self.padded))  # (F,)
+            angles = r.r.nan_to_num(nan=0.0).double()[..., None] / divisors  # (B or 1, N, p, F)
+            angles = angles.flatten(-2)[:, None]  # (B or 1, 1, N, h+/2)
+            return angles.cos(), angles.sin()
+
+        return r.once(("rope", self.padded, self.base), make)
+
+    def encode(
+        self, x: Tensor, q: Tensor, k: Tensor, r: Positions, keys: Positions | None
+    ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+        dtype, pad = torch.promote_types(q.dtype, torch.float32), self.padded - self.head_dim
+        turned = []
+        for t, positions in ((q, r), (k, r if keys is None else keys)):
+            cos, sin = (x.to(dtype) for x in self._turns(positions))
+            turned.append(rotate(F.pad(t, (0, pad)) if pad else t, cos, sin))
+        q, k = turned
         if pad and self.compat == "official":
             q, k = q[..., :-pad], k[..., :-pad]
         return q, k, ()
@@ -102,11 +109,15 @@ class RoPEMixed(Encoding):
             start = axes[..., k % p] * magnitudes
         self.frequencies = nn.Parameter(start.clone())  # (H, p, h/2)
 
-    def encode(self, x: Tensor, q: Tensor, k: Tensor, r: Positions) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
+    def encode(
+        self, x: Tensor, q: Tensor, k: Tensor, r: Positions, keys: Positions | None
+    ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
         dtype = torch.promote_types(q.dtype, torch.float32)
         with no_autocast(q.device):
             learned = self.frequencies.to(dtype)
             frequencies = 1 / learned if self.param == "divisor" else learned
-            angles = r.r.nan_to_num(nan=0.0).to(dtype)[:, None] @ frequencies  # (B or 1, H, N, h/2)
-            cos, sin = angles.cos(), angles.sin()
-            return rotate(q, cos, sin), rotate(k, cos, sin), ()
+            turned = []
+            for t, positions in ((q, r), (k, r if keys is None else keys)):
+                angles = positions.r.nan_to_num(nan=0.0).to(dtype)[:, None] @ frequencies  # (B or 1, H, N, h/2)
+                turned.append(rotate(t, angles.cos(), angles.sin()))
+            return turned[0], turned[1], ()
