@@ -60,7 +60,8 @@ def tiles(name: str, call: Inputs) -> Tiles:
     mask = call.mask is not None and call.mask.shape[2] > 1  # one for each query
     table = mask or call.bias is not None
     if name == "forward":
-        halvings = int(p == LARGEST_P or table or (call.M is not None and call.M.ndim == 3))
+        scalar = call.M is not None and call.M.ndim == 3
+        halvings = int(p == LARGEST_P or table or scalar) + int(p == LARGEST_P and mask)
     elif name == "backward_query":
         halvings = int(p == LARGEST_P) + int(single and table and p > 2)
     else:
@@ -299,23 +300,10 @@ def backward(
 
 @torch.library.custom_op("parapos::triton_attention", mutates_args=())
 def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    r: Tensor | None,
-    low: Tensor | None,
-    key_r: Tensor | None,
-    key_low: Tensor | None,
-    M: Tensor | None,
-    g: Tensor | None,
-    slopes: Tensor | None,
-    bias: Tensor | None,
-    weight: float,
-    unplaced: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, r: Tensor | None, low: Tensor | None,
+    key_r: Tensor | None, key_low: Tensor | None, M: Tensor | None, g: Tensor | None, slopes: Tensor | None,
+    bias: Tensor | None, weight: float, unplaced: bool, keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     call = Inputs(q, k, v, mask, scale, r, low, key_r, key_low, M, g, slopes, bias, weight, unplaced)
     return forward(call, keep)
 
@@ -327,27 +315,11 @@ def _(*inputs):  # type: ignore[no-untyped-def]
 
 @torch.library.custom_op("parapos::triton_attention_backward", mutates_args=())
 def _attention_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    r: Tensor | None,
-    low: Tensor | None,
-    key_r: Tensor | None,
-    key_low: Tensor | None,
-    M: Tensor | None,
-    g: Tensor | None,
-    slopes: Tensor | None,
-    bias: Tensor | None,
-    weight: float,
-    unplaced: bool,
-    dout: Tensor,
-    out: Tensor,
-    rest: Tensor,
-    norm: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, r: Tensor | None, low: Tensor | None,
+    key_r: Tensor | None, key_low: Tensor | None, M: Tensor | None, g: Tensor | None, slopes: Tensor | None,
+    bias: Tensor | None, weight: float, unplaced: bool, dout: Tensor, out: Tensor, rest: Tensor, norm: Tensor,
     wanted: list[bool],
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     call = Inputs(q, k, v, mask, scale, r, low, key_r, key_low, M, g, slopes, bias, weight, unplaced)
     return backward(call, dout, (out, rest, norm), wanted)
 
