@@ -29,6 +29,7 @@ from ..positions import centre, placed
 from . import reference
 from .basis import (
     Exponents,
+    cast,
     contract,
     difference,
     function,
@@ -48,7 +49,7 @@ REACH_BITS = 6  # positions are scaled to |r| <= 2^6, so that float16 holds thei
 # Largest error of a logit that columns may bring, and the rounding that it is estimated from: a product of columns keeps
 # 24 bits in float32, 16 or 21 where each number is two of half precision.
 ALLOWED = {torch.float32: 5e-4, torch.bfloat16: 2e-3, torch.float16: 5e-4}
-ROUNDING = {torch.float32: 2.0**-25, torch.bfloat16: 2.0**-17, torch.float16: 2.0**-22}
+ROUNDING = {torch.float32: 2.0**-26, torch.bfloat16: 2.0**-17, torch.float16: 2.0**-22}
 
 
 class Columns(NamedTuple):
@@ -288,14 +289,16 @@ class _Scores(NamedTuple):
             found.append(torch.stack([function(d, e) for e in exponents], dim=2))
         return found
 
-    def block(self, functions: Sequence[Tensor], mask: Tensor | None, samples: slice, rows: slice) -> Tensor:
-        """All terms of a block of scores, with -inf where the mask hides a key: (B or 1, H or 1, n, N)."""
+    def block(
+        self, functions: Sequence[Tensor], mask: Tensor | None, samples: slice, rows: slice, dtype: torch.dtype
+    ) -> Tensor:
+        """All terms of a block of scores, with -inf where the mask hides a key: (B or 1, H or 1, n, N) in `dtype`."""
         bias: Tensor | None = None
         for c, f, factor in zip(self.coefficients, functions, self.factors, strict=True):
             more = contract(_cut(c, samples, rows=rows) * factor, f)
             bias = more if bias is None else bias + more
         for table, weight in zip(self.tables, self.weights, strict=True):
-            more = _cut(table, samples, rows=rows) * weight
+            more = _cut(table, samples, rows=rows).to(dtype) * weight
             bias = more if bias is None else bias + more
         assert bias is not None
         return bias if mask is None else bias.masked_fill(~_cut(mask, samples, rows=rows), -torch.inf)
@@ -324,7 +327,7 @@ def _walk(
     for samples, rows in _blocks(q, k, dtype.itemsize):
         if rows != last or not s.shared:
             functions, last = s.functions(samples, rows, dtype), rows
-        yield samples, rows, functions, s.block(functions, mask, samples, rows)
+        yield samples, rows, functions, s.block(functions, mask, samples, rows, dtype)
 
 
 def _forward(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: _Scores) -> None:
@@ -335,7 +338,7 @@ def _forward(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
     for samples, rows, _, bias in _walk(q, k, s, mask, dtype):
         empty = bias.amax(-1, keepdim=True) == -torch.inf if mask is not None or s.tables else None
         bias = bias if empty is None else bias.masked_fill(empty, 0.0)
-        bias = bias if q.device.type == "cpu" else bias.to(q.dtype)
+        bias = bias if q.device.type == "cpu" else bias.to(q.dtype)  # PyTorch's CPU kernel takes float32 beside half
         block = F.scaled_dot_product_attention(
             wide[0][samples, :, rows], wide[1][samples], wide[2][samples], attn_mask=bias, scale=scale
         )[..., : v.shape[-1]]
@@ -481,7 +484,7 @@ def _bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _exported(call: Call) -> Tensor:
     """The same in standard operators, in float32 at least: columns where there can be, whatever their numbers."""
     dtype = torch.promote_types(call.q.dtype, torch.float32)
-    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
+    q, k, v = (cast(x, dtype) for x in (call.q, call.k, call.v))
     bias, term = _bias(call.mask, dtype), separable(call)
     if term is not None:
         T, phi, _ = columns(term, q, v)

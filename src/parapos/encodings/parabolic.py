@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention.basis import no_autocast
+from ..attention.basis import cast, no_autocast
 from ..attention.terms import Quadratic, Term
 from ..positions import Positions
 from .base import Encoding
@@ -25,7 +25,7 @@ INITS = {"paper": (1.0, 0.0, 1.0), "wide": (0.25, 0.0, 1.0)}  # factor of W_p, c
 
 def _wide(x: Tensor) -> Tensor:
     """float32 for half precision: positional arithmetic never runs in half."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return cast(x, torch.promote_types(x.dtype, torch.float32))
 
 
 def _uniform(*shape: int, fan_in: int, factor: float = 1.0) -> nn.Parameter:
