@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from parapos import cli
-from parapos.report import tables
+from parapos.experiments import tables
 from parapos.training import checkpoint, fit
 
 from .commands import kill_when, parapos, rows, words
@@ -223,7 +223,7 @@ def test_two_runs_make_a_table(root, tmp_path, monkeypatch, capsys):
 
 def test_the_efficiency_table_is_measured(tmp_path, capsys, monkeypatch):
     """The table of `parapos bench model`, here of a nano model at a small size."""
-    monkeypatch.setattr("parapos.report.bench_model.PROCESSES", 1)
+    monkeypatch.setattr("parapos.bench.model.PROCESSES", 1)
     table = tmp_path / "small.toml"
     table.write_text("""
 title = "Cost of encodings, a nano model"

@@ -13,7 +13,7 @@ from PIL import Image
 from parapos import cli
 from parapos.data.batch import collate
 from parapos.data.sampling import Key
-from parapos.report import tables
+from parapos.experiments import tables
 from parapos.training import checkpoint, fit
 
 from .commands import kill_when, parapos, rows, words

@@ -12,8 +12,8 @@ from .base import SPLITS, UserError, command, guarded, integer, names, repeated,
 
 
 def _sweep(args: argparse.Namespace) -> None:
+    from ..experiments import sweep
     from ..malloc import keep_memory
-    from ..report import sweep
 
     keep_memory()
     runs: list[Path] = args.runs
@@ -39,8 +39,8 @@ def _sweep(args: argparse.Namespace) -> None:
 
 
 def _table(args: argparse.Namespace) -> None:
+    from ..experiments import tables, tables_cost
     from ..malloc import keep_memory
-    from ..report import tables, tables_cost
 
     keep_memory()
     table = tables.load(args.name)
@@ -70,7 +70,7 @@ def _table(args: argparse.Namespace) -> None:
 
 def _seeds_table(table: Any, args: argparse.Namespace) -> None:
     """A table of means over seeds."""
-    from ..report import tables_seeds
+    from ..experiments import tables_seeds
 
     if args.tflops is not None:
         raise UserError(f"parapos table {table.name}: --tflops is for tables that train on GPUs")
@@ -96,7 +96,9 @@ def _bench_table(table: Any, args: argparse.Namespace) -> None:
     """The efficiency table, which `parapos bench model` measures."""
     import torch
 
-    from ..report import bench_model, bench_model_view, measure
+    from ..bench import measure
+    from ..bench import model as bench_model
+    from ..bench import model_view as bench_model_view
 
     if args.changes:
         raise UserError(f"parapos table {table.name}: trains nothing, so it has no recipe to change")
@@ -133,11 +135,16 @@ def _bench_table(table: Any, args: argparse.Namespace) -> None:
 
 
 def _demo(args: argparse.Namespace) -> None:
-    from ..report import demo
+    from .. import analysis
+    from ..experiments import demo
+    from ..training import fit
 
     found = demo.run(args.out, data=args.data, encodings=args.encodings, seconds=args.seconds, quick=args.quick)
     print(f"\n{found.found.markdown()}\n\n{found.reading}\n")
     wrote(found.files)
+    for run in found.runs:
+        if fit.load_run(run).model.encoding == "pape":
+            wrote(analysis.look_inside(run, args.out, found.found.sizes))
 
 
 def _positive(value: str) -> float:

@@ -9,7 +9,7 @@ import inspect
 from importlib import import_module
 from typing import Any, Protocol
 
-from ..encodings import nearest
+from ..text import nearest
 from .sampling import Key
 
 __all__ = ["DATASETS", "Dataset", "FormatError", "create_dataset", "list_datasets"]

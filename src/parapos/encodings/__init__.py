@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from torch import nn
 
+from ..text import nearest
 from .additive import NoEncoding, SinCos
 from .base import Encoding
 from .bias import ALiBi, LookHere
@@ -45,12 +45,6 @@ def fold(module: M) -> M:
 def list_encodings() -> list[str]:
     """The names that `create_encoding` knows."""
     return list(ENCODINGS)
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """A hint for a misspelt name, or nothing."""
-    found = get_close_matches(name, known, n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def create_encoding(name: str, *, dim: int, heads: int, head_dim: int, pos_dim: int, **options: Any) -> Encoding:

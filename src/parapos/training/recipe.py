@@ -22,8 +22,9 @@ import torch
 
 from ..blocks import Attention
 from ..data import DATASETS, Dataset, FormatError, create_dataset
-from ..encodings import ENCODINGS, nearest
+from ..encodings import ENCODINGS
 from ..models import MODELS
+from ..text import nearest
 from .schema import Augment, Bad, Data, Model, Optim, Run
 
 
