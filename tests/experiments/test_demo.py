@@ -1,19 +1,23 @@
 """The demo: it runs, says what the numbers say, keeps to its time, and reads folders of images."""
 
+import inspect
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from torchvision.transforms import v2
 
 from parapos import cli
+from parapos.data import FormatError, layout
 from parapos.data.digits import Augment, Digits, _affine
 from parapos.data.sampling import Key
 from parapos.data.synthetic import pattern
-from parapos.experiments import demo, sweep, workers
+from parapos.experiments import demo, schedule
+from parapos.experiments.grid import Grid, Job, Repeat, Results, Run
+from parapos.experiments.store import COLUMNS, Evaluation
+from parapos.experiments.tables_spec import Column, Row, Table
 from parapos.training import fit, recipe
-
-from ..run_folders import make_run
 
 
 def write_images(folder, classes=2, each=20, size=(48, 40)):
@@ -27,91 +31,77 @@ def write_images(folder, classes=2, each=20, size=(48, 40)):
 
 
 def made(sizes=(32, 64, 128), **figures):
-    rows = [sweep.Row(name, name, False, tuple({"top1": x / 100} for x in values)) for name, values in figures.items()]
-    return sweep.Sweep(sizes, 32, "digits", "test", tuple(rows))
+    wanted = recipe.load("demo")
+    places, scores = {}, {}
+    for name, values in figures.items():
+        run = Run("demo", {}, Path(name), wanted)
+        for size, value in zip(sizes, values, strict=True):
+            places["", name, f"{size} px"] = (Repeat(run, Evaluation(size), run.metric()),)
+            scores[name, str(Evaluation(size)), ""] = {"top1": value / 100}
+    columns = {f"{size} px": Column(size=size) for size in sizes}
+    table = Table(name="made", title="made", rows={name: Row() for name in figures}, columns=columns)
+    return Grid(table, places, {name: name for name in figures}), Results(scores)
 
 
 def test_the_reading_follows_the_numbers():
-    ahead = demo.read(made(pape=(99, 90, 40), rope=(98, 50, 20), alibi=(97, 60, 10)))
+    ahead = demo.read(*made(pape=(99, 90, 40), rope=(98, 50, 20), alibi=(97, 60, 10)))
     assert ahead == (
-        "Trained at 32 px: at 64 px (2x) pape gets 90.0% right, 30.0 points ahead of the next best, alibi with 60.0%; "
-        "at 128 px (4x) pape gets 40.0% right, 20.0 points ahead of the next best, rope with 20.0%."
+        "Trained at 32 px: at 64 px (2x) pape gets 90.0% top-1, 30.0 points ahead of the next best, alibi with 60.0%; "
+        "at 128 px (4x) pape gets 40.0% top-1, 20.0 points ahead of the next best, rope with 20.0%."
     )
-    behind = demo.read(made(rope=(98, 95, 20), pape=(99, 90, 20)))
-    assert "pape gets 90.0% right, 5.0 points behind rope with 95.0%" in behind
-    assert "pape gets 20.0% right, level with rope with 20.0%" in behind
-    assert demo.read(made(sincos=(99, 50, 10))).startswith("Trained at 32 px: at 64 px (2x) sincos gets 50.0% right;")
+    behind = demo.read(*made(rope=(98, 95, 20), pape=(99, 90, 20)))
+    assert "pape gets 90.0% top-1, 5.0 points behind rope with 95.0%" in behind
+    assert "pape gets 20.0% top-1, level with rope with 20.0%" in behind
+    assert demo.read(*made(sincos=(99, 50, 10))).startswith("Trained at 32 px: at 64 px (2x) sincos gets 50.0% top-1;")
 
 
 def test_layout_of_a_folder(tmp_path, capsys):
     source = write_images(tmp_path / "source", each=20)
     (source / "class0" / "broken.png").write_bytes(b"no image")
-    root = demo.lay_out(source, tmp_path / "out", largest=28)
+    root = layout.lay_out(source, tmp_path / "out", largest=28)
     for name in ("class0", "class1"):
-        found = {split: len(list((root / split / name).iterdir())) for split in demo.SPLITS}
+        found = {split: len(list((root / split / name).iterdir())) for split in layout.SPLITS}
         assert found["train"] in (14, 15)
         assert sum(found.values()) == 20
         assert found["test"] >= 3
     assert "left out" in capsys.readouterr().err
     sample = recipe.load("demo_images", {"data.root": str(root)}).dataset("test", size=28)[0]
     assert sample["image"].shape == (3, 28, 28)
-    assert demo.lay_out(source, tmp_path / "out", largest=28) == root
-    assert demo.lay_out(root, tmp_path / "other", largest=28) == root  # it has train, val and test
+    assert layout.lay_out(source, tmp_path / "out", largest=28) == root
+    assert layout.lay_out(root, tmp_path / "other", largest=28) == root  # it has train, val and test
     assert not (tmp_path / "other").exists()
     write_images(tmp_path / "few", each=3)
-    with pytest.raises(sweep.ReportError, match=r"10 or more images, class0 has 3"):
-        demo.lay_out(tmp_path / "few", tmp_path / "x", largest=28)
-    with pytest.raises(sweep.ReportError, match=r"no such folder"):
-        demo.lay_out(tmp_path / "none", tmp_path / "x", largest=28)
-    with pytest.raises(sweep.ReportError, match=r"take another --out"):
-        demo.lay_out(tmp_path / "few", tmp_path / "out", largest=28)
+    with pytest.raises(FormatError, match=r"10 or more images, class0 has 3"):
+        layout.lay_out(tmp_path / "few", tmp_path / "x", largest=28)
+    with pytest.raises(FormatError, match=r"no such folder"):
+        layout.lay_out(tmp_path / "none", tmp_path / "x", largest=28)
+    with pytest.raises(FormatError, match=r"take another --out"):
+        layout.lay_out(tmp_path / "few", tmp_path / "out", largest=28)
 
 
-class Pool:
-    """Does at once what a pool of processes does later."""
-
-    @staticmethod
-    def map(function, items):
-        return map(function, items)
-
-
-def test_epochs_fit_the_time(tmp_path, monkeypatch):
+def test_the_clock_decides_nothing(tmp_path, monkeypatch):
+    """Every run is what the recipe says, and no option or clock can shorten it."""
+    monkeypatch.setattr("time.monotonic", lambda: 1e9)
     wanted = recipe.load("demo")
-    jobs = [demo.Job(name, tmp_path / name, wanted) for name in ("pape", "rope")]
-    monkeypatch.setattr(demo, "_seconds_per_image", lambda wanted: 1e-5)
-    assert demo._epochs(jobs, 300, Pool, 2) == wanted.optim.epochs
-    monkeypatch.setattr(demo, "_seconds_per_image", lambda wanted: 1e-2)
-    some = demo._epochs(jobs, 300, Pool, 2)
-    images, tests = (len(wanted.dataset(split)) for split in ("train", "test"))
-    work = 2 * 1e-2 * (some * images + tests * 32.5) / 2
-    assert 1 < some < wanted.optim.epochs
-    assert 200 < work < 300
-    assert demo._epochs(jobs, 1, Pool, 2) == 1
-    make_run(tmp_path / "rope", "rope", source="demo", optim__epochs="7")
-    assert demo._epochs(jobs, 300, Pool, 2) == 7  # as when it was begun
-
-
-def test_speed_is_measured():
-    tiny = recipe.load("demo", {**demo.QUICK, "optim.batch": "4", "optim.part": "4"})
-    assert 0 < demo._seconds_per_image(tiny, steps=2) < 10
+    for run in demo.resolve(tmp_path, None, demo.ENCODINGS, quick=False).runs:
+        assert run.wanted.optim == wanted.optim
+    assert "seconds" not in inspect.signature(demo.run).parameters
+    assert cli.main(["demo", "--seconds", "1", "--out", str(tmp_path)]) == 2
 
 
 def test_progress_is_read_from_files_that_grow(tmp_path):
-    job = demo.Job("pape", tmp_path, recipe.load("demo"))
-    future = demo.Future()
-    assert demo._state(job, 100, [32, 64], future) == demo.State(0.0, "")
-    (tmp_path / "metrics.csv").write_text("step,epoch,lr,train_loss,val_top1\n10,1,0.1,2.0,\n20,1,,,0.5\n30,2,0.1,1.")
-    assert demo._state(job, 100, [32, 64], future) == demo.State(pytest.approx(0.18), "validation 50%")
-    header = ",".join(sweep.COLUMNS)
-    (tmp_path / "cells.csv").write_text(f"{header}\nabc,32,1.0,,test,,10.0,1.0,0.75,0.7,0.7,0.7,\n")
-    assert demo._state(job, 20, [32, 64], future) == demo.State(pytest.approx(0.95), "testing, at 32 px 75%")
-    future.set_result(None)
-    assert demo._state(job, 20, [32, 64], future).told == "done, at 32 px 75%"
+    run = Run("demo", {}, tmp_path, recipe.load("demo", {"optim.epochs": "4"}))
+    job = Job(run, [Evaluation(32), Evaluation(64)])
+    assert schedule.progress(job) == (0.0, "")
+    (tmp_path / "metrics.csv").write_text("step,epoch,lr,train_loss,val_top1\n10,1,0.1,2.0,\n20,2,,,0.5\n30,2,0.1,1.")
+    assert schedule.progress(job) == (pytest.approx(0.4), "validation top-1 50")
+    (tmp_path / "cells.csv").write_text(f"{','.join(COLUMNS)}\nrun,{Evaluation(32)},top1,0.75,abc\n")
+    assert schedule.progress(job) == (pytest.approx(0.5), "1 of 2 evaluations")
 
 
 def test_a_failure_is_told_in_words(tmp_path):
     (tmp_path / "file").touch()
-    told = workers.work(recipe.load("demo", demo.QUICK), tmp_path / "file", [])
+    told = schedule.work(Job(Run("demo", {}, tmp_path / "file", recipe.load("demo", demo.QUICK))))
     assert "RecipeError" in told
     assert "got a file" in told
 
@@ -140,31 +130,32 @@ def test_demo_of_a_folder(tmp_path, capsys, monkeypatch):
     lines = [line for line in out.splitlines() if line.startswith("|")]
     assert [line.split()[1] for line in lines[2:]] == ["PaPE", "RoPE"]
     assert "32 px | 64 px" in lines[0]
-    assert "Trained at 32 px: at 64 px (2x) PaPE gets" in out
+    assert "SMOKE TEST, NOT A RESULT (--quick). Trained at 32 px: at 64 px (2x) PaPE gets" in out
+    assert out.startswith("\nSMOKE TEST, NOT A RESULT (--quick): Small ViTs")
+    assert (tmp_path / "out/demo.md").read_text().startswith("SMOKE TEST, NOT A RESULT (--quick): ")
     for name in ("extrapolation.png", "maps.png", "heads.png"):
         assert (tmp_path / "out" / name).read_bytes()[1:4] == b"PNG"
         assert f"wrote {tmp_path}/out/{name}" in err
-    assert "done" in err
+    assert "2 of 2 runs done, 100%" in err
     assert fit.load_run(tmp_path / "out/runs/rope").data.name == "images"
     assert "step 1/1" in (tmp_path / "out/log.txt").read_text()
 
-    monkeypatch.setattr(demo, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(schedule, "work", None)
+    monkeypatch.setattr(fit, "train", None)
     assert cli.main(words) == 0
     assert capsys.readouterr().out == out
 
     digits = [word for word in words if word not in ("--data", str(source))]
     for other in (digits, [word for word in words if word != "--quick"]):
         assert cli.main(other) == 2, "another demo in the same folder"
-        assert "holds a run of another demo (" in capsys.readouterr().err
+        assert "holds a run of another recipe (" in capsys.readouterr().err
 
 
 def test_a_folder_need_not_be_text(tmp_path, capsys, monkeypatch):
     """Of any bytes; a root that must be written into a recipe is refused."""
 
-    def train_here(jobs, sizes, *more):
-        return sum(fit.train(job.wanted, job.folder) is not None for job in jobs)
-
-    monkeypatch.setattr(demo, "_train_all", train_here)
+    real = schedule.run_all
+    monkeypatch.setattr(schedule, "run_all", lambda jobs, processes, *more: real(jobs, 0, *more))
     source = write_images(tmp_path / os.fsdecode(b"bad\xff"), each=10)
     words = ["demo", "--quick", "--encodings", "none", "--out", str(tmp_path / "out")]
     assert cli.main([*words, "--data", str(source)]) == 0
@@ -172,7 +163,7 @@ def test_a_folder_need_not_be_text(tmp_path, capsys, monkeypatch):
     other = write_images(tmp_path / "other", each=10)
     assert cli.main([*words, "--data", str(other)]) == 2
     assert "made from " in capsys.readouterr().err
-    root = demo.lay_out(other, tmp_path / os.fsdecode(b"root\xff"), largest=28)
+    root = layout.lay_out(other, tmp_path / os.fsdecode(b"root\xff"), largest=28)
     assert cli.main([*words[:-1], str(tmp_path / "new"), "--data", str(root)]) == 2
     err = capsys.readouterr().err
     assert "data.root: expected a path in UTF-8" in err
@@ -184,7 +175,7 @@ def test_errors_are_one_line(tmp_path, capsys):
         (f"--data {tmp_path}/none --out {tmp_path}/out", "no such folder"),
         ("--encodings pape,fourier", "unknown 'fourier'"),
         ("--encodings pape,rope,pape", "expected each once, got pape twice"),
-        ("--seconds 0", "positive number of seconds, got '0'"),
+        ("--seconds 5", "unrecognized arguments: --seconds 5"),
     ):
         assert cli.main(["demo", *words.split()]) == 2
         out, err = capsys.readouterr()

@@ -7,7 +7,7 @@ import torch
 
 from parapos import cli
 from parapos.bench import flops
-from parapos.experiments import tables, tables_cost
+from parapos.experiments import cost, tables
 from parapos.training import fit, recipe
 
 SIZES = (224, 320, 384, 448, 512, 640, 768, 896, 1024)
@@ -43,11 +43,11 @@ def tiny(tmp_path):
 @pytest.mark.parametrize("name", INTERPOLATED)
 def test_extrapolation_is_seven_by_nine(name, tmp_path):
     table = tables.load(name)
-    runs = tables.resolve(table, tmp_path, {})
-    assert [run.folder.name for run in runs] == [f"imagenet-{row}" for row in SEVEN]
-    cells = {place: cell for run in runs for place, cell in run.cells.items()}
+    grid = tables.resolve(table, tmp_path, {})
+    assert [run.name for run in grid.runs] == [f"imagenet-{row}" for row in SEVEN]
+    cells = {(row, column): repeat.evaluation for (_, row, column), (repeat,) in grid.places.items()}
     assert set(cells) == {(row, str(size)) for row in SEVEN for size in SIZES}
-    for run, row in zip(runs, SEVEN, strict=True):
+    for run, row in zip(grid.runs, SEVEN, strict=True):
         assert run.wanted.model.encoding == row
         for size in SIZES:
             cell = cells[row, str(size)]
@@ -77,11 +77,11 @@ def test_the_papers_figures(name, row, figures):
 def test_the_other_grids(tmp_path):
     ood = tables.resolve(tables.load("ood"), tmp_path, {})
     shared = tables.resolve(tables.load("extrapolation"), tmp_path, {})
-    assert [run.folder for run in ood] == [run.folder for run in shared]
-    assert {cell.data for run in ood for cell in run.cells.values()} == {"imagenet_v2", "imagenet_r"}
+    assert [run.folder for run in ood.runs] == [run.folder for run in shared.runs]
+    assert {evaluation.data for job in ood.jobs for evaluation in job.evaluations} == {"imagenet_v2", "imagenet_r"}
 
     counts = {}
-    for run in tables.resolve(tables.load("ablations"), tmp_path, {}):
+    for run in tables.resolve(tables.load("ablations"), tmp_path, {}).runs:
         with torch.device("meta"):
             model = run.wanted.model.build(1000)
         parts = [m for name, m in model.named_modules() if name.endswith(".attention.encoding")]
@@ -96,7 +96,7 @@ def test_the_other_grids(tmp_path):
     }
 
     matched = {}
-    for run in tables.resolve(tables.load("parameter-matched"), tmp_path, {}):
+    for run in tables.resolve(tables.load("parameter-matched"), tmp_path, {}).runs:
         with torch.device("meta"):
             matched[run.folder.name] = sum(p.numel() for p in run.wanted.model.build(1000).parameters())
     assert "imagenet_matched-pape" not in matched
@@ -117,20 +117,21 @@ def test_dry_run_needs_nothing_and_writes_nothing(name, tmp_path, capsys, monkey
 
 
 def test_estimate(tmp_path):
-    (run,) = tables.resolve(tables.load("extrapolation"), tmp_path, {}, ["pape"])
+    grid = tables.resolve(tables.load("extrapolation"), tmp_path, {}, ["pape"])
+    (run,) = grid.runs
     with torch.device("meta"):
         model = run.wanted.model.build(1000)
     for encoding, size in (("sincos", 224), ("pape", 224)):
         with torch.device("meta"):
             model = recipe.load("imagenet", {"model.encoding": encoding}).model.build(1000)
-        count = tables_cost.tokens(model, run.wanted, size)
+        count = cost.tokens(model, run.wanted, size)
         assert count == 197
-        assert tables_cost.gflop(model, count) == pytest.approx(flops.gflops(encoding), rel=0.06)
-    each = 3 * tables_cost.gflop(model, 197)
+        assert cost.gflop(model, count) == pytest.approx(flops.gflops(encoding), rel=0.06)
+    each = 3 * cost.gflop(model, 197)
     hours = each * 1_268_356 * 300 / 150e3 / 3600
-    assert f" {hours:.1f} |" in tables_cost.estimate([run], 150)
-    assert f" {hours / 2:.1f} |" in tables_cost.estimate([run], 300)
-    assert "--model.encoding pape" in tables_cost.estimate([run])
+    assert f" {hours:.1f} |" in cost.estimate(grid, 150)
+    assert f" {hours / 2:.1f} |" in cost.estimate(grid, 300)
+    assert "--model.encoding pape" in cost.estimate(grid)
 
 
 def test_two_runs_killed_and_gone_on_with(tiny, tmp_path, monkeypatch, capsys):

@@ -10,8 +10,9 @@ import pytest
 
 from parapos import cli
 from parapos.encodings import ENCODINGS
-from parapos.experiments import tables, tables_seeds
-from parapos.experiments.tables_seeds import Results
+from parapos.experiments import render, tables
+from parapos.experiments.grid import Results
+from parapos.experiments.store import at_step
 from parapos.training.checkpoint import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,53 +47,53 @@ def tiny(tmp_path):
     return path
 
 
-def made_up(table, number=lambda row, seed, column: 0.5):
-    """Results with a number for every cell."""
-    found = Results()
-    for block in table.blocks:
-        for row in table.rows:
-            for seed in table.seeds:
-                cells = {}
-                for name, column in table.columns.items():
-                    if not column.loss_at:
-                        top1 = number(row, seed, name)
-                        cells[name] = dict(size=column.size, position_scale=1.0, samples=50.0, loss=1.0, top1=top1)
-                found.cells[block, row, seed] = cells
-                found.curves[block, row, seed] = [{"step": 3, "train_loss": 2.0 + seed}, {"step": 5, "val_top1": 0.25}]
-    return found
+def made_up(grid, number=lambda row, seed, column: 0.5, without=()):
+    """Results with a number for every place and seed but those without."""
+    scores = {}
+    for (_, row, column), repeats in grid.places.items():
+        for seed, repeat in zip(grid.table.seeds, repeats, strict=True):
+            scores[repeat.run.name, at_step(3), ""] = {"train_loss": 2.0 + seed}
+            scores[repeat.run.name, at_step(5), ""] = {"val_top1": 0.25}
+            if not isinstance(repeat.evaluation, str) and (row, seed, column) not in without:
+                metrics = {"samples": 50.0, "loss": 1.0, "top1": number(row, seed, column)}
+                scores[repeat.run.name, str(repeat.evaluation), "w"] = metrics
+    return Results(scores)
+
+
+def resolved(source, only=()):
+    return tables.resolve(tables.load(source), Path("runs"), {}, only)
 
 
 def test_desk_has_all_encodings_on_both_data_sets(tmp_path):
     table = tables.load("desk")
     assert set(ENCODINGS) - {"polynomial"} <= set(table.rows)
     assert len(table.seeds) >= 3
-    jobs = tables_seeds.resolve(table, tmp_path, {"data.root": "somewhere"})
-    assert len(jobs) == len(table.rows) * len(table.seeds) * 2
-    assert len({job.run.folder for job in jobs}) == len(jobs)
-    for job in jobs:
-        wanted = job.run.wanted
-        assert wanted.run.seed == job.seed
-        assert (wanted.data.size // 4) ** 2 == 64
-        assert wanted.data.root == ("somewhere" if job.block == "fashion_mnist" else "")
-        assert wanted.model.encoding == (job.row if job.row in ENCODINGS else "pape")
-        cells = {name: (cell.size, cell.position_scale) for (_, name), cell in job.run.cells.items()}
-        for factor in (1, 1.5, 2, 3, 4):
-            assert cells[f"{factor:g}x"] == (32 * factor, 1.0)
-            if factor > 1:
-                moved = 1 / factor if job.row != "none" else 1.0
-                assert cells[f"{factor:g}x interpolated"] == (32 * factor, moved)
-    seeds = [job.seed for job in jobs]
+    grid = tables.resolve(table, tmp_path, {"data.root": "somewhere"})
+    assert len(grid.runs) == len(table.rows) * len(table.seeds) * 2
+    assert len({run.folder for run in grid.runs}) == len(grid.runs)
+    for (block, row, column), repeats in grid.places.items():
+        assert [repeat.run.wanted.run.seed for repeat in repeats] == list(table.seeds)
+        for repeat in repeats:
+            wanted = repeat.run.wanted
+            assert (wanted.data.size // 4) ** 2 == 64
+            assert wanted.data.root == ("somewhere" if block == "fashion_mnist" else "")
+            assert wanted.model.encoding == (row if row in ENCODINGS else "pape")
+            factor = float(column.split("x")[0])
+            moved = 1 / factor if column.endswith("interpolated") and row != "none" else 1.0
+            assert (repeat.evaluation.size, repeat.evaluation.position_scale) == (32 * factor, moved)
+    columns = {f"{factor:g}x{end}" for factor in (1, 1.5, 2, 3, 4) for end in ("", " interpolated")}
+    assert {column for _, _, column in grid.places} == columns - {"1x interpolated"}
+    seeds = [run.wanted.run.seed for run in grid.runs]
     assert seeds == sorted(seeds)  # a table for one seed is whole before the next begins
 
 
 def test_only_what_differs_between_rows_is_what_is_compared(tmp_path):
     """Same data, augmentation, optimiser and model size for every encoding."""
-    table = tables.load("desk")
-    for block in table.blocks:
-        jobs = [job for job in tables_seeds.resolve(table, tmp_path, {}) if job.block == block]
-        first = jobs[0].run.wanted
-        for job in jobs:
-            wanted = job.run.wanted
+    grid = resolved("desk")
+    for block in grid.table.blocks:
+        runs = [repeat.run for place, repeats in grid.places.items() if place[0] == block for repeat in repeats]
+        first = runs[0].wanted
+        for wanted in (run.wanted for run in runs):
             assert (wanted.data, wanted.augment, wanted.optim) == (first.data, first.augment, first.optim)
             assert wanted.model.options == first.model.options
 
@@ -100,16 +101,16 @@ def test_only_what_differs_between_rows_is_what_is_compared(tmp_path):
 @pytest.mark.parametrize("name", STUDIES)
 def test_studies_resolve(name, tmp_path):
     table = tables.load(name)
-    for job in tables_seeds.resolve(table, tmp_path, {}):
+    for run in tables.resolve(table, tmp_path, {}).runs:
         for column in table.columns.values():
-            assert column.loss_at % job.run.wanted.run.log_every == 0
+            assert column.loss_at % run.wanted.run.log_every == 0
 
 
 def test_numbers_of_a_table(tiny):
-    table = tables.load(tiny)
+    grid = resolved(tiny)
     shares = {"1x": 0.9, "2x": 0.8, "3x": 0.5, "2x interpolated": 0.7, "3x interpolated": 0.6}
-    found = made_up(table, lambda row, seed, column: shares[column] - 0.1 * (seed == 4) - 0.2 * (row == "none"))
-    told = tables_seeds.markdown(table, found)
+    found = made_up(grid, lambda row, seed, column: shares[column] - 0.1 * (seed == 4) - 0.2 * (row == "none"))
+    told = render.markdown(grid, found)
     plain, other = (part for part in told.split("\n\n") if part.startswith("|"))
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in plain.splitlines()]
     assert lines[0] == ["", "loss", "1x", "2x", "3x", "beyond"]
@@ -122,50 +123,46 @@ def test_numbers_of_a_table(tiny):
     want = "- digits, positions as they are: best beyond the trained size is PaPE 60.0 ± 7.1, next none 40.0 ± 7.1; "
     assert "among the" not in told
     assert f"{want}the gap is 20.0 points, with a standard error of {error:.1f}." in told
-    assert "2 runs with seeds 3 and 4; 50 images of digits" in told
+    assert "2 runs with seeds 3 and 4; 50 samples of digits" in told
 
 
 def test_what_is_missing_is_told(tiny):
-    table = tables.load(tiny)
-    found = made_up(table)
-    del found.cells["digits", "pape", 4]["2x"]
-    del found.cells["digits", "none", 3]
-    del found.cells["digits", "none", 4]
-    told = tables_seeds.markdown(table, found)
+    grid = resolved(tiny)
+    gone = [("none", seed, column) for seed in (3, 4) for column in grid.table.columns]
+    found = made_up(grid, without=[("pape", 4, "2x"), *gone])
+    told = render.markdown(grid, found)
     assert "| 50.0 (1 of 2) |" in told
     assert re.search(r"\| none +\| 5.50 ± 0.71 \| +- \|", told)
     assert "best beyond" not in told  # nothing to compare with
-    assert "| none " not in tables_seeds.markdown(table, found, ["pape"])
+    assert "| none " not in render.markdown(resolved(tiny, ["pape"]), found)
 
 
 @pytest.mark.parametrize(
     ("counts", "told"), [({2}, "2 seeds"), ({0, 1}, "1 of 2 seeds"), ({1, 2}, "1 to 2 of 2 seeds")]
 )
 def test_plots_tell_how_many_seeds_there_are(tiny, counts, told):
-    assert tables_seeds._seeds(tables.load(tiny), counts) == told
+    assert render._seeds(resolved(tiny), counts) == told
 
 
 def test_raw_numbers_read_back(tiny, tmp_path):
-    table = tables.load(tiny)
-    found = made_up(table, lambda row, seed, column: 1 / 3)
-    tables_seeds.write_raw(found, tmp_path / "out")
-    assert tables_seeds.read_raw(tmp_path / "out") == found
+    found = made_up(resolved(tiny), lambda row, seed, column: 1 / 3)
+    tables.write_raw(found, tmp_path / "out")
+    assert tables.read_raw(tmp_path / "out") == found
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("cells.csv", "data,row", "data,line", r"cells.csv: expected the columns data,row"),
-        ("cells.csv", "digits,pape,3,1x", "digits,pape,x,1x", r"cells.csv: line 2: invalid literal"),
-        ("curves.csv", "digits,pape,3,3", "digits,pape,3", r"curves.csv: line 2: 6 entries, expected 7"),
-        ("curves.csv", "digits,pape,3,3", "digits,pape,3,nan", r"curves.csv: line 2: invalid literal"),
-        ("cells.csv", "0.5\n", "\n", r"cells.csv: line 2: expected a number in every column"),
-        ("cells.csv", "0.5\n", "\udcff\n", r"cells.csv: line 2: not UTF-8"),
+        ("cells.csv", "run,eval", "run,evil", r"cells.csv: expected the columns run,evaluation"),
+        ("cells.csv", "samples,50.0", "samples,x", r"cells.csv: line 2: could not convert"),
+        ("curves.csv", "train_loss,5.0,", "train_loss", r"curves.csv: line 2: 3 entries, expected 5"),
+        ("cells.csv", "samples,50.0", "samples,", r"cells.csv: line 2: expected a number as value"),
+        ("cells.csv", "samples,50.0", "\udcff,50.0", r"cells.csv: line 2: not UTF-8"),
         ("curves.csv", None, None, r"curves.csv: no such file; give --results DIR"),
     ],
 )
 def test_bad_raw_numbers_are_told(tiny, tmp_path, file, old, new, message):
-    tables_seeds.write_raw(made_up(tables.load(tiny)), tmp_path)
+    tables.write_raw(made_up(resolved(tiny)), tmp_path)
     path = tmp_path / file
     if old is None:
         path.unlink()
@@ -173,15 +170,15 @@ def test_bad_raw_numbers_are_told(tiny, tmp_path, file, old, new, message):
         assert old in path.read_text()
         path.write_bytes(path.read_text().replace(old, new, 1).encode(errors="surrogateescape"))
     with pytest.raises((tables.ReportError, CheckpointError), match=message):
-        tables_seeds.read_raw(tmp_path)
+        tables.read_raw(tmp_path)
 
 
 def test_plots_mark_the_size_that_was_trained_at(tiny, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(tables_seeds.plots, "curves", lambda *args, trained, **rest: seen.append(trained))
-    table = tables.load(tiny)
-    for changes in ({}, {"data.size": "32", "run.epochs": "1"}):
-        tables_seeds.write(table, made_up(table), tmp_path, changes)
+    monkeypatch.setattr(render.plots, "curves", lambda *args, trained, **rest: seen.append(trained))
+    for changes in ({}, {"data.size": "32", "optim.epochs": "1"}):
+        grid = tables.resolve(tables.load(tiny), tmp_path, changes)
+        tables.write(grid, made_up(grid), tmp_path)
     assert set(seen[: len(seen) // 2]) == {16}
     assert set(seen[len(seen) // 2 :]) == {32}
 
@@ -207,7 +204,7 @@ def test_a_study_for_real(tiny, tmp_path, monkeypatch, capsys):
     assert (base / "table.md").read_text() == out
     for name in ("digits.png", "digits-interpolated.png", "digits-loss.png"):
         assert (base / name).stat().st_size > 5000
-    assert (base / "cells.csv").read_text().count("\n") == 1 + 4 * 5
+    assert (base / "cells.csv").read_text().count("\n") == 1 + 2 * (5 + 3) * 6  # none has nothing to interpolate
     assert cli.main(words) == 0
     assert "4 of 4 runs are there, 0 to do" in capsys.readouterr().err
 
@@ -260,25 +257,25 @@ def test_the_document_has_the_numbers_of_the_raw_files(name):
     text = (RESULTS / "desk.md").read_text(encoding="utf-8")
     found = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", text, re.S)
     assert found
-    table, raw = tables.load(name), tables_seeds.read_raw(RESULTS / name)
-    assert found[1] == tables_seeds.markdown(table, raw)
-    places = {(block, row, seed) for block in table.blocks for row in table.rows for seed in table.seeds}
-    assert set(raw.cells) == places
-    for (_, row, _), cells in raw.cells.items():
-        for column, cell in cells.items():
-            want = table.columns[column].cell(row, 32)
-            assert (cell["size"], cell["position_scale"]) == (want.size, want.position_scale)
+    grid, raw = resolved(name), tables.read_raw(RESULTS / name)
+    assert found[1] == render.markdown(grid, raw)
+    assert (RESULTS / name / "table.md").read_text(encoding="utf-8") == f"{found[1]}\n"
+    assert all(grid.is_whole(raw, place) for place in grid.places)
+    evaluations = {(job.run.name, str(evaluation)) for job in grid.jobs for evaluation in job.evaluations}
+    assert {key for key in raw.by_evaluation if not key[1].startswith("step=")} == evaluations
 
 
 def test_what_the_document_says_in_one_minute():
     """Its short table, gaps and standard errors are those of the raw files."""
     text = (RESULTS / "desk.md").read_text(encoding="utf-8")
-    table, raw = tables.load("desk"), tables_seeds.read_raw(RESULTS / "desk")
+    grid, raw = resolved("desk"), tables.read_raw(RESULTS / "desk")
+    table = grid.table
     larger = [name for name, column in table.columns.items() if column.size > 32]
 
     def beyond(block, row, interpolated=False):
         names = [name for name in larger if name.endswith(" interpolated") == interpolated]
-        return [100 * fmean(raw.cells[block, row, seed][name]["top1"] for name in names) for seed in table.seeds]
+        columns = [grid.values(raw, (block, row, name)) for name in names]
+        return [fmean(values) for values in zip(*columns, strict=True)]
 
     def gap(block, one, other, **options):
         a, b = (beyond(block, row, **options) for row in (one, other))

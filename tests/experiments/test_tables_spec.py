@@ -10,7 +10,8 @@ from torchvision.transforms import v2
 
 from parapos import cli
 from parapos.data.synthetic import pattern
-from parapos.experiments import sweep, tables, tables_jobs, tables_seeds
+from parapos.experiments import schedule, store, tables
+from parapos.experiments.grid import Job, collect
 from parapos.training import fit
 from parapos.training.checkpoint import CheckpointError
 
@@ -44,7 +45,7 @@ from .test_tables_seeds import TINY as SEEDS
         ("size = 16 ", "size = -16 ", "columns.16.size: expected a whole number of 1 or more, got -16"),
         ("size = 16 ", 'data = "digit" ', "columns.16.data: expected one of imagenet, "),
         ("size = 16 ", 'split = "tset" ', "columns.16.split: expected one of train, val, test, got 'tset'"),
-        ("size = 16 ", 'metric = "loss" ', "columns.16.metric: expected one of top1, precision, recall, f1, top1_su"),
+        ("size = 16 ", "metric = 3 ", "columns.16.metric: expected a text, got 3"),
         ("size = 16 ", 'folds = "1" ', "columns.16.folds: expected a list of different whole numbers"),
         ("size = 16 ", "count = 1 ", "columns.16.count: expected true or false, got 1"),
         ("size = 16 ", 'without = "pape" ', "columns.16.without: expected a list of different texts, got 'pape'"),
@@ -62,8 +63,8 @@ def test_types_are_checked(old, new, message, tmp_path):
 
 def test_a_table_with_seeds_takes_no_keys_that_it_would_ignore(tmp_path):
     path = tmp_path / "tiny.toml"
-    path.write_text(SEEDS.replace("1x = { size = 16 }", "1x = { size = 16, count = true }"))
-    with pytest.raises(tables.ReportError, match=r"columns.1x.count: expected in a table without seeds only"):
+    path.write_text(SEEDS.replace("1x = { size = 16 }", "1x = { size = 16, recipe = 'digits' }"))
+    with pytest.raises(tables.ReportError, match=r"columns.1x.recipe: expected in a table without seeds only"):
         tables.load(path)
 
 
@@ -79,7 +80,7 @@ def test_sizes_are_checked_before_anything_is_done(text, tmp_path, capsys):
 def run_of(tmp_path, changes=None):
     path = tmp_path / "tiny.toml"
     path.write_text(TINY)
-    return tables.resolve(tables.load(path), tmp_path / "my runs", changes or {}, ["pape"])[0]
+    return tables.resolve(tables.load(path), tmp_path / "my runs", changes or {}, ["pape"]).runs[0]
 
 
 def test_the_state_is_that_of_the_last_epoch(tmp_path):
@@ -98,9 +99,10 @@ def test_the_state_is_that_of_the_last_epoch(tmp_path):
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(lines[:-1]))  # the last one is the last validation
     assert run.state() == "unfinished, no checkpoints"
-    sweep.Cells(run.folder).measure(sweep.Cell(16))
-    assert tables.kept_of(run) == {}, "weights of a run on its way are no result"
-    assert tables_seeds.collect([tables_seeds.Job("digits", "pape", 0, run)]).cells == {}
+    store.Cells(run.folder).measure(store.Evaluation(16))
+    job = Job(run, [store.Evaluation(16)])
+    assert collect([job]).scores == {}, "weights of a run on its way are no result"
+    assert job.missing() == job.evaluations
     metrics.unlink()
     assert run.state() == "not begun"
     shutil.copytree(kept, run.folder / "checkpoints")
@@ -119,27 +121,28 @@ def test_a_column_may_show_another_metric(tmp_path, capsys):
     path, words = tmp_path / "tiny.toml", ["--only", "pape", "--root", str(tmp_path / "runs"), "--optim.epochs", "1"]
     path.write_text(f'{TINY}recall = {{ metric = "recall" }}\n')
     assert cli.main(["table", str(path), *words]) == 0
-    cells = sweep.Cells(tmp_path / "runs" / "digits_smoke-pape")
+    cells = store.Cells(tmp_path / "runs" / "digits_smoke-pape")
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| pape"))
-    found = cells.get(sweep.Cell(16))
+    found = cells.get(store.Evaluation(16))
     shown = [cell.split()[0] for cell in line.split("|")[2:-1]]
     assert (shown[0], shown[2]) == (f"{100 * found['top1']:.1f}", f"{100 * found['recall']:.1f}")
-    assert sweep.SUBSET not in found
-    path.write_text(f'{TINY}few = {{ metric = "top1_subset" }}\n')
-    assert cli.main(["table", str(path), *words]) == 2
-    assert "pape, few: expected top1_subset, which digits has not" in capsys.readouterr().err
+    for metric, message in (
+        ("top1_*", "pape, few: expected top1_*, which digits has not"),
+        ("mean_iou", "tiny: columns.few.metric: Classification has no metric 'mean_iou', expected one of loss, top1"),
+    ):
+        path.write_text(f'{TINY}few = {{ metric = "{metric}", split = "val" }}\n')
+        assert cli.main(["table", str(path), *words]) == 2
+        assert message in capsys.readouterr().err
 
 
-def test_cells_without_the_newer_column_are_read(tmp_path):
-    from ..run_folders import make_run
-
-    run = make_run(tmp_path / "run")
-    found = sweep.Cells(run).measure(sweep.Cell(16))
-    path = run / "cells.csv"
-    lines = path.read_text().splitlines()
-    assert lines[0].endswith(",f1,top1_subset")
-    path.write_text("".join(f"{line.rpartition(',')[0]}\n" for line in lines))
-    assert sweep.Cells(run).get(sweep.Cell(16)) == found
+@pytest.mark.parametrize("name", ["../../x", "a/b", "..", "", "a\\b"])
+def test_a_row_stays_in_its_folder(name, tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY.replace("pape = {", f"'{name}' = {{"))
+    with pytest.raises(
+        tables.ReportError, match=re.escape(f"tiny.toml: rows.{name!r}: expected a name without slashes")
+    ):
+        tables.load(path)
 
 
 ROOTED = """
@@ -176,7 +179,7 @@ def test_data_may_be_given_on_the_command_line_and_moved(tmp_path, capsys, monke
     path = tmp_path / "rooted.toml"
     path.write_text(ROOTED.replace("RECIPE", str(own)))
     marked = []
-    monkeypatch.setattr(tables.plots, "curves", lambda *args, trained, **options: marked.append(trained))
+    monkeypatch.setattr("parapos.experiments.plots.curves", lambda *args, trained, **options: marked.append(trained))
     words = ["table", str(path), "--root", str(tmp_path / "runs"), "--data.size", "16", "--data.root"]
     assert cli.main([*words, str(tmp_path / "data")]) == 0, capsys.readouterr().err
     told = capsys.readouterr().out
@@ -195,7 +198,7 @@ def test_metrics_without_epochs_are_told(tmp_path):
     run.folder.mkdir(parents=True)
     (run.folder / "recipe.toml").write_text(run.wanted.dumps())
     (run.folder / "metrics.csv").write_text("a,b\n1,2\n")
-    for read in (run.state, lambda: tables_jobs._share(run)):
+    for read in (run.state, lambda: schedule.progress(Job(run))):
         with pytest.raises(CheckpointError, match=r"metrics.csv: expected a column epoch, got a,b"):
             read()
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..experiments import plots
-from ..experiments.sweep import ReportError
+from ..encodings.looks import label
+from ..experiments.store import ReportError, check_writable
 from ..models import EventViT, ViT, ViViT
 from ..training import checkpoint, fit
 from . import plot
@@ -105,9 +105,10 @@ def run(
         picture = read(image, size, wanted.data.options) if image else shown[index]["image"]
         make = partial(make_maps, model, picture, name=f"{size} px")
     make(layer=layer or 1, head=head or 1, query=query)  # tells a mistake before the work begins
+    check_writable(out)
     samples = samples or (IMAGES if isinstance(model, ViT) else STREAMS)
     found = score_heads(model, dataset, samples, tau=tau, scaled=scaled, tell=tell)
-    name = plots.NAMES[about["encoding"]]
+    name = label(about["encoding"])
     paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]
     plot.heads(paths[0], found.z, found.bounded, title=f"{name}, {found.samples} samples of {wanted.data.name}")
     told = found.as_json(run=folder.name, split=split, size=wanted.data.size or None, tau=tau, scaled=scaled)

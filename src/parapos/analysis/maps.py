@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..experiments.sweep import ReportError
+from ..experiments.store import ReportError
 from ..models import EventViT, ViViT
 from ..training import checkpoint
 from .scores import watch

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..attention.terms import Quadratic
 from ..blocks import Attention
 from ..data.batch import collate
-from ..experiments.sweep import ReportError
+from ..experiments.store import ReportError
 
 TAU, SLACK = 0.8, 1e-9
 EXTREME = 700.0  # exp of more leaves float64

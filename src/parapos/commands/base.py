@@ -102,7 +102,7 @@ def guarded(name: str, work: Callable[[argparse.Namespace], None]) -> Callable[[
     def run(args: argparse.Namespace) -> None:
         try:
             from ..data import FormatError
-            from ..experiments.sweep import ReportError
+            from ..experiments.store import ReportError
             from ..training.callbacks import Stopped
             from ..training.checkpoint import CheckpointError
             from ..training.recipe import RecipeError

@@ -10,28 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-NAMES = {
-    "pape": "PaPE",
-    "pape_ri": "PaPE-RI",
-    "sincos": "sin-cos",
-    "rope": "RoPE",
-    "rope_mixed": "RoPE-Mixed",
-    "alibi": "ALiBi",
-    "lookhere": "LookHere",
-    "none": "none",
-    "polynomial": "polynomial",
-}
-COLOURS = {
-    "pape": "#D55E00",
-    "pape_ri": "#E69F00",
-    "sincos": "#7A7A7A",
-    "rope": "#0072B2",
-    "rope_mixed": "#56B4E9",
-    "alibi": "#009E73",
-    "lookhere": "#CC79A7",
-    "none": "#B8B8B8",
-    "polynomial": "#8C6D31",
-}
+from ..encodings.looks import LOOKS
+from ..tasks.base import Metric
+
 DPI = 150
 
 
@@ -49,7 +30,7 @@ class Line:
 
     @property
     def ink(self) -> str:
-        return self.colour or COLOURS[self.encoding]
+        return self.colour or LOOKS[self.encoding][1]
 
 
 def load_pyplot() -> Any:
@@ -79,12 +60,15 @@ def _spread(wanted: Sequence[float], gap: float) -> list[float]:
     return heights
 
 
-def curves(path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: int, title: str, ylabel: str) -> None:
-    """Percentages over the resolution, each curve with its name at its end; the trained resolution is marked."""
+def curves(
+    path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: int, title: str, metric: Metric
+) -> None:
+    """Values over the resolution, each curve with its name at its end; the trained resolution is marked."""
     pyplot = load_pyplot()
     figure, axis = pyplot.subplots(figsize=(7.6, 4.6), layout="constrained")
     axis.axvline(trained, color="black", linewidth=0.8, linestyle=":")
-    axis.annotate("trained here", (trained, 2), (3, 0), textcoords="offset points", fontsize=8, color="#444444")
+    at = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
+    axis.annotate("trained here", (trained, 0.02), (3, 0), **at, fontsize=8, color="#444444")
     ends: list[tuple[float, Line]] = []
     for line in lines:
         points = [(size, v) for size, v in zip(sizes, line.values, strict=True) if v is not None]
@@ -95,9 +79,10 @@ def curves(path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: 
         axis.plot(*zip(*points, strict=True), linestyle="--" if line.dashed else "-", **style)
         _band(axis, sizes, line)
         ends.append((points[-1][1], line))
-    for height, (value, line) in zip(_spread([v for v, _ in ends], 5.0), ends, strict=True):
+    low, high = (0.0, 102.0) if metric.unit == "%" else axis.get_ylim()
+    for height, (value, line) in zip(_spread([v for v, _ in ends], (high - low) / 20), ends, strict=True):
         axis.annotate(
-            f"{line.name}{', interpolated' if line.dashed else ''}  {value:.1f}",
+            f"{line.name}  {value:.{1 if metric.unit == '%' else 2}f}",
             (1.0, height),
             (8, 0),
             xycoords=("axes fraction", "data"),
@@ -108,7 +93,8 @@ def curves(path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: 
             va="center",
             annotation_clip=False,
         )
-    axis.set(title=title, xlabel="resolution of the test images, pixels per side", ylabel=ylabel, ylim=(0, 102))
+    ylabel = f"{metric.label}, {metric.unit}" if metric.unit else metric.label
+    axis.set(title=title, xlabel="size of the test samples, pixels per side", ylabel=ylabel, ylim=(low, high))
     axis.set_xscale("log")
     axis.set_xticks(sizes, [f"{size}\n{size / trained:.3g}x" for size in sizes])
     axis.minorticks_off()

@@ -2,9 +2,11 @@
 
 The keys are `title`, `recipe`, `paper` (a section of paper.toml), [rows] with what each changes in the recipe, and
 [columns] with what each evaluates: size, data, interpolate (true, or the rows for which it is), recipe if another one,
-split, metric if not top1, measured = false for figures that only the paper has, folds (then a cell is the mean over
-runs of these), root (a folder within --data.root). [compare] names two rows, and columns whose figures are tested for a
-difference. [bench] has the options of a table that trains nothing, seeds and [blocks] are for tables_seeds.py.
+split, metric if not the headline of the task ("ap_*" is the first that fits), measured = false for figures that only
+the paper has, folds (then a cell is the mean over runs of these), root (a folder within --data.root). [compare] names
+two rows, and columns whose figures are tested for a difference. [bench] has the options of a table that trains nothing.
+`seeds` and [blocks] make a study: the same grid for every seed and each data set, told as mean and spread; `minutes` is
+what a run takes, and a column may be `loss_at` a step of training.
 """
 
 from __future__ import annotations
@@ -20,26 +22,24 @@ from typing import Any
 
 from ..data import DATASETS
 from ..text import nearest
-from .sweep import METRICS, SUBSET, Cell, ReportError
+from .store import Evaluation, ReportError
 
 SPLITS = ("train", "val", "test")
-SHOWN = (*METRICS[2:], SUBSET)
-SEEDLESS = ("recipe", "metric", "measured", "folds", "root", "count", "without")  # of columns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """An evaluation. size: None for that of training. interpolate: true or false, or the rows for which it is true.
-    metric: what is shown. loss_at: instead, the training loss at that step. folds: of the data; none leaves the choice
-    to the recipe. root: a folder within the one that is given for all. count: show how many are right, too. without:
-    rows that have no cell."""
+    metric: what is shown, "" for the headline of the task. loss_at: instead, the training loss at that step. folds: of
+    the data; none leaves the choice to the recipe. root: a folder within the one that is given for all. count: show how
+    many are right, too. without: rows that have no cell."""
 
     size: int | None = None
     data: str = ""
     interpolate: bool | tuple[str, ...] = False
     recipe: str = ""
     split: str = "test"
-    metric: str = "top1"
+    metric: str = ""
     measured: bool = True
     loss_at: int = 0
     folds: tuple[int, ...] = ()
@@ -47,21 +47,24 @@ class Column:
     count: bool = False
     without: tuple[str, ...] = ()
 
-    def cell(self, row: str, trained: int) -> Cell:
+    def evaluation(self, row: str, trained: int) -> Evaluation:
         """What is evaluated for a row."""
         interpolated = self.interpolate if isinstance(self.interpolate, bool) else row in self.interpolate
         size = self.size or trained
-        return Cell.at(size, trained=trained, interpolated=interpolated, data=self.data, split=self.split)
+        if not size:
+            return Evaluation(data=self.data, split=self.split)
+        return Evaluation.at(size, trained=trained, interpolated=interpolated, data=self.data, split=self.split)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """What a row changes in the recipe, which may be one of its own. instead: another recipe for some of those that
-    columns name."""
+    columns name. dashed: how its curve is drawn; no key of files."""
 
     recipe: str = ""
     instead: dict[str, str] = field(default_factory=dict)
     changes: dict[str, str] = field(default_factory=dict)
+    dashed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +172,7 @@ COLUMN: dict[str, Kind] = {
     "interpolate": ((lambda x: FLAG[0](x) or TEXTS[0](x)), "true, false or a list of different rows"),
     "recipe": TEXT,
     "split": _one(SPLITS),
-    "metric": _one(SHOWN),
+    "metric": TEXT,
     "measured": FLAG,
     "loss_at": COUNT,
     "folds": NUMBERS,
@@ -191,6 +194,10 @@ def _make(path: Path, values: dict[str, Any]) -> Table:
     _check(path, "", values, {**KEYS, "paper": _one(("", *paper()))})
     for key in ("rows", "columns"):
         _check(path, f"{key}.", values.get(key, {}), {}, TABLE)
+    for key in ("rows", "blocks"):  # their names are those of folders and files
+        for name in values.get(key, {}):
+            if name in ("", ".", "..") or set(name) & set("/\\\0"):
+                raise ReportError(f"{path.name}: {key}.{name!r}: expected a name without slashes, as files have it")
     needed = {"blocks" if "seeds" in values else "recipe", "rows", "columns"}
     if "title" not in values or not ("bench" in values or needed <= set(values)):
         told = "either [bench] or recipe, [rows] and [columns], with seeds [blocks] instead of recipe"
@@ -218,8 +225,8 @@ def _make(path: Path, values: dict[str, Any]) -> Table:
         columns[name] = Column(**fields)
         if columns[name].loss_at and not values["seeds"]:
             raise ReportError(f"{path.name}: columns.{name}.loss_at: expected in a table with seeds only")
-        for key in set(SEEDLESS) & set(column) if values["seeds"] else ():
-            raise ReportError(f"{path.name}: columns.{name}.{key}: expected in a table without seeds only")
+        if "recipe" in column and values["seeds"]:
+            raise ReportError(f"{path.name}: columns.{name}.recipe: expected in a table without seeds only")
     compare = values.get("compare", {})
     _known(path, "compare.", compare, ["rows", "columns"])
     for key, names in (("rows", list(rows)), ("columns", list(columns))) if compare else ():

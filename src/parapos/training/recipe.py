@@ -24,12 +24,29 @@ from ..blocks import Attention
 from ..data import DATASETS, Dataset, FormatError, create_dataset
 from ..encodings import ENCODINGS
 from ..models import MODELS
+from ..tasks.base import Metric
 from ..text import nearest
 from .schema import Augment, Bad, Data, Model, Optim, Run
 
 
 class RecipeError(ValueError):
     """A recipe cannot be followed. The message names the file and the key."""
+
+
+class _Judged:
+    """What the only task is judged by, until recipes name tasks."""
+
+    headline = "top1"
+
+    @staticmethod
+    def metric(name: str) -> Metric:
+        if name == "loss":
+            return Metric("loss", "loss", higher_is_better=False)
+        if name not in ("top1", "precision", "recall", "f1"):
+            raise ValueError(
+                f"Classification has no metric {name!r}, expected one of loss, top1, precision, recall, f1"
+            )
+        return Metric(name, "top-1" if name == "top1" else name, "%", factor=100.0)
 
 
 MACHINE = ("accelerator", "devices", "nodes", "strategy", "keep", "tensorboard", "wandb")  # of Run: free on resume
@@ -46,6 +63,11 @@ class Recipe:
     def dumps(self) -> str:
         """The whole recipe as TOML, defaults included."""
         return "\n".join(_section(name, section) for name, section in dataclasses.asdict(self).items())
+
+    @property
+    def task_class(self) -> Any:
+        """The task, on no data yet: its metrics and its headline stand there."""
+        return _Judged
 
     def judged(self, split: str, name: str | None = None, **changes: Any) -> Dataset:
         """`dataset` for an evaluation: samples of a training split are not varied."""

@@ -9,11 +9,11 @@ from pathlib import Path
 SCRIPT = """
 import multiprocessing, os, signal, sys
 from concurrent.futures import ProcessPoolExecutor
-from parapos.experiments import workers
+from parapos.experiments import schedule
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(1, context, initializer=workers.begin, initargs=(sys.argv[1], os.getpid()))
+    pool = ProcessPoolExecutor(1, context, initializer=schedule.begin, initargs=(sys.argv[1], os.getpid()))
     print(pool.submit(os.getpid).result(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
