@@ -28,7 +28,9 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "polynomial": PolynomialEncoding,
 }
 
-__all__ = ["ENCODINGS", "Claims", "Encoding", "create_encoding", "fold", "list_encodings"]
+LOOKS: dict[str, tuple[str, str]] = {}  # display name and colour of encodings that were registered from outside
+
+__all__ = ["ENCODINGS", "LOOKS", "Claims", "Encoding", "create_encoding", "fold", "list_encodings", "register_encoding"]
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -45,6 +47,17 @@ def fold(module: M) -> M:
 def list_encodings() -> list[str]:
     """The names that `create_encoding` knows."""
     return list(ENCODINGS)
+
+
+def register_encoding(name: str, cls: type[Encoding], *, label: str | None = None, color: str = "#444444") -> None:
+    """Makes an encoding known by a name, with a display name and the colour "#rrggbb" of its curves. A name that is
+    taken is an error."""
+    if ENCODINGS.get(name, cls) is not cls:
+        raise ValueError(f"encoding {name!r} is taken by {ENCODINGS[name].__qualname__}, expected a new name")
+    if not (color.startswith("#") and len(color) == 7 and set(color[1:].lower()) <= set("0123456789abcdef")):
+        raise ValueError(f"color must be '#rrggbb', got {color!r}")
+    ENCODINGS[name] = cls
+    LOOKS[name] = (label or name, color)
 
 
 def nearest(name: str, known: list[str]) -> str:

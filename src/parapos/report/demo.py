@@ -139,7 +139,7 @@ def _epochs(jobs: Sequence[Job], seconds: float, pool: ProcessPoolExecutor, work
 def _seconds_per_image(wanted: Recipe, steps: int = 5) -> float:
     """Of a training step in this process."""
     batch, size = wanted.optim.part or wanted.optim.batch, wanted.data.size
-    model, images = wanted.model.build(10), torch.rand(batch, 3, size, size)
+    model, images = wanted.model.build({"num_classes": 10}), torch.rand(batch, 3, size, size)
     labels = torch.zeros(batch, dtype=torch.long)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     times = []

@@ -214,7 +214,7 @@ def run(
 def check_sizes(where: str, wanted: recipe.Recipe, sizes: Iterable[int]) -> None:
     """Before anything is evaluated: whether a model can take images of these sizes."""
     with torch.device("meta"):
-        patch = getattr(wanted.model.build(2), "patch", 1)
+        patch = getattr(wanted.model.build(wanted.task_class.outputs(None)), "patch", 1)
     for size in sizes:
         if size % patch:
             raise ReportError(f"{where}: size: expected a multiple of the model's patch size {patch}, got {size}")

@@ -71,7 +71,7 @@ def estimate(runs: Sequence[Run], tflops: float = TFLOPS) -> str:
     lines, total = [], 0.0
     for run in runs:
         with torch.device("meta"):
-            model = run.wanted.model.build(CLASSES)
+            model = run.wanted.model.build({"num_classes": CLASSES})
         state = run.state()
         each = gflop(model, tokens(model, run.wanted))
         found = kept_of(run)
