@@ -12,6 +12,7 @@ from .additive import NoEncoding, SinCos
 from .base import Encoding
 from .bias import ALiBi, LookHere
 from .claims import Claims
+from .looks import LOOKS
 from .parabolic import PaPE, PaPERI
 from .polynomial import PolynomialEncoding
 from .rotary import RoPE, RoPEMixed
@@ -28,9 +29,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "polynomial": PolynomialEncoding,
 }
 
-LOOKS: dict[str, tuple[str, str]] = {}  # display name and colour of encodings that were registered from outside
-
-__all__ = ["ENCODINGS", "LOOKS", "Claims", "Encoding", "create_encoding", "fold", "list_encodings", "register_encoding"]
+__all__ = ["ENCODINGS", "Claims", "Encoding", "create_encoding", "fold", "list_encodings", "register_encoding"]
 
 
 M = TypeVar("M", bound=nn.Module)
