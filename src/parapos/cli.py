@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import __version__
+from . import __version__, plugins
 from .commands import analyze, bench_tokenizer, experiments, prepare_events, prepare_video
 from .commands.base import (
     Parser,
@@ -22,6 +22,7 @@ from .commands.base import (
     names,
     seconds,
     several,
+    sides,
     wrote,
 )
 
@@ -117,8 +118,8 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _eval(args: argparse.Namespace) -> None:
-    options = {name: getattr(args, name) for name in ("split", "size", "scale", "root", "data", "batch")}
-    _engine("evaluate", folder=args.folder, **options)
+    names = ("split", "size", "scale", "root", "data", "batch", "relabel", "predictions")
+    _engine("evaluate", folder=args.folder, **{name: getattr(args, name) for name in names})
 
 
 def _engine(name: str, **options: Any) -> None:
@@ -319,13 +320,20 @@ def parser() -> argparse.ArgumentParser:
     )
     judge.add_argument("folder", type=Path, metavar="RUN", help="folder of the run")
     judge.add_argument("--split", choices=("train", "val", "test"), default="test", help="part of the data")
-    judge.add_argument("--size", type=integer(1, 65536), help="side of the images, without it that of training")
+    judge.add_argument("--size", type=sides, help="side of the images or HEIGHTxWIDTH, without it that of training")
     judge.add_argument(
         "--position-scale", default="1", dest="scale", help="factor of positions; interpolate for trained / tested size"
     )
     judge.add_argument("--data", help="another dataset")
     judge.add_argument("--root", help="folder of the data, without it that of training")
     judge.add_argument("--batch", type=integer(1, 65536), help="images at a time, without it that of the recipe")
+    judge.add_argument(
+        "--relabel",
+        default="",
+        metavar="HOW",
+        help="for data with other classes: order (the numbers agree), names (the names do), or a TOML file of pairs",
+    )
+    judge.add_argument("--predictions", type=Path, metavar="DIR", help="also writes what the model answered")
     judge.set_defaults(run=_eval)
     experiments.add(commands)
     analyze.add(commands)
@@ -347,6 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = list(sys.argv[1:] if argv is None else argv)
         if words[:1] == ["train"]:
             _unalias(words)
+        plugins.load_installed()
         changes = _changes(words) if words[:1] in (["train"], ["table"], ["sweep"]) else {}
         args = parser().parse_args(words)
         args.changes = changes

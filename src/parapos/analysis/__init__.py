@@ -100,8 +100,9 @@ def run(
     elif isinstance(model, EventViT):
         make = partial(make_event_strip, model, dataset[index], columns=columns or COLUMNS, grid=_grid(dataset))
     else:
-        size = size or wanted.data.size
-        shown = dataset if size == wanted.data.size else wanted.judged(split, size=size, **changes)
+        trained = wanted.data.sides[0]  # recipes for pictures have squares
+        size = size or trained
+        shown = dataset if size == trained else wanted.judged(split, size=size, **changes)
         picture = read(image, size, wanted.data.options) if image else shown[index]["image"]
         make = partial(make_maps, model, picture, name=f"{size} px")
     make(layer=layer or 1, head=head or 1, query=query)  # tells a mistake before the work begins

@@ -76,6 +76,14 @@ def image_size(value: str) -> int:
     return int(value)
 
 
+def sides(value: str) -> int | tuple[int, int]:
+    """A side in pixels, or HEIGHTxWIDTH."""
+    parts = value.split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and 1 <= int(part) <= 65536 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected HEIGHTxWIDTH or a whole number from 1 to 65536, got {value!r}")
+    return int(value) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+
 def command(commands: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
     return commands.add_parser(name, help=summary, description=summary, epilog=f"example: {example}")
 
@@ -105,8 +113,8 @@ def guarded(name: str, work: Callable[[argparse.Namespace], None]) -> Callable[[
             from ..experiments.store import ReportError
             from ..training.callbacks import Stopped
             from ..training.checkpoint import CheckpointError
+            from ..training.module import NonFiniteLoss
             from ..training.recipe import RecipeError
-            from ..training.task import NonFiniteLoss
         except ImportError as error:
             raise UserError(f"parapos {name}: {error}; install it with: pip install 'parapos[train,report]'") from None
         try:

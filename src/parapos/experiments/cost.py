@@ -41,7 +41,8 @@ def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
         options = wanted.data.options
         return clips.TUBELETS * (options["height"] // model.patch) * (options["width"] // model.patch) + extra
     if isinstance(model, ViT):
-        return ((size or wanted.data.size) // model.patch) ** 2 + extra
+        height, width = (size, size) if size else wanted.data.sides
+        return (height // model.patch) * (width // model.patch) + extra
     raise ReportError(f"expected a model whose tokens can be counted, got {type(model).__name__}")
 
 
@@ -59,7 +60,7 @@ def estimate(grid: Grid, tflops: float = TFLOPS) -> str:
     for job in grid.jobs:
         run, state = job.run, job.run.state()
         with torch.device("meta"):
-            model = run.wanted.model.build(CLASSES)
+            model = run.wanted.model.build({"num_classes": CLASSES})
         each = gflop(model, tokens(model, run.wanted))
         left = 0.0 if state == FINISHED else 1.0
         if state.startswith("step "):

@@ -77,7 +77,7 @@ def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool)
         runs[label(name)] = Run(source, own, out / "runs" / name, recipe.load(source, own), label=label(name))
         runs[label(name)].state()  # a run of another recipe is told before anything is trained
     first = next(iter(runs.values())).wanted
-    trained = first.data.size
+    trained = first.data.sides[0]
     sizes = [int(trained * factor) for factor in (FACTORS if not quick else FACTORS[:3:2])]
     title = f"Small ViTs trained on {what} at {trained} px for {first.optim.epochs} epochs, tested far above"
     columns = {f"{size} px": Column(size=size) for size in sizes}

@@ -47,6 +47,12 @@ class Run:
         return self.folder.resolve().name
 
     @property
+    def side(self) -> int:
+        """The trained size in pixels per side; 0 if data have none or are not square."""
+        height, width = self.wanted.data.sides
+        return height if height == width else 0
+
+    @property
     def command(self) -> str:
         """What trains it, to be typed in or given to a cluster."""
         changes = [word for key, value in self.changes.items() for word in (f"--{key}", value)]
@@ -186,7 +192,7 @@ class Grid:
 
     def trained(self, block: str) -> int:
         """The size that the runs of a block are trained at."""
-        return next(repeats[0].run.wanted.data.size for place, repeats in self.places.items() if place[0] == block)
+        return next(repeats[0].run.side for place, repeats in self.places.items() if place[0] == block)
 
     def metric(self, place: Place) -> Metric | None:
         return self.places[place][0].metric if place in self.places else None
@@ -220,16 +226,17 @@ class Grid:
 
 
 @cache
-def _patch(model: str) -> int:
-    """The patch size of a model, given as JSON; built once, without memory for its weights."""
+def _patch(model: str, outputs: str) -> int:
+    """The patch size of a model and its outputs, given as JSON; built once, without memory for its weights."""
     with torch.device("meta"):
-        return getattr(Model(**json.loads(model)).build(2), "patch", 1)
+        return getattr(Model(**json.loads(model)).build(json.loads(outputs)), "patch", 1)
 
 
 def check_sizes(where: str, wanted: Recipe, sizes: Iterable[int]) -> None:
     """Before anything is trained or evaluated: whether a model can take samples of these sizes."""
     other = sorted(set(sizes) - {wanted.data.size, 0})
-    patch = _patch(json.dumps(asdict(wanted.model))) if other else 1
+    outputs = json.dumps(wanted.task_class.outputs(None))
+    patch = _patch(json.dumps(asdict(wanted.model)), outputs) if other else 1
     for size in other:
         if size % patch:
             raise ReportError(f"{where}: size: expected a multiple of the model's patch size {patch}, got {size}")

@@ -140,7 +140,7 @@ class Cells:
             return kept
         data = fit.load_run(self.run).data
         if not batch and evaluation.size:
-            batch = max(1, data.eval_batch * data.size**2 // evaluation.size**2)
+            batch = max(1, data.eval_batch * data.sides[0] * data.sides[1] // evaluation.size**2)
         metrics = fit.evaluate(
             self.run,
             split=evaluation.split,

@@ -35,9 +35,9 @@ def resolve(
     if len({wanted.data.size for wanted in recipes}) > 1:
         told = ", ".join(f"{folder} {wanted.data.size}" for folder, wanted in zip(runs, recipes, strict=True))
         raise ReportError(f"runs of one sweep must be trained at one size, got {told}")
-    trained = recipes[0].data.size
-    if not trained:
-        raise ReportError(f"{runs[0]}: dataset {recipes[0].data.name} has no size to sweep")
+    trained = recipes[0].data.sides[0]
+    if not trained or len(set(recipes[0].data.sides)) > 1:
+        raise ReportError(f"{runs[0]}: dataset {recipes[0].data.name} has no size to sweep, or is not square")
     names = [folder.resolve().name for folder in runs]
     if len({folder.resolve() for folder in runs}) < len(runs) or len(set(names)) < len(names):
         raise ReportError("runs of one sweep must be different ones with different names, got one of them twice")

@@ -94,7 +94,7 @@ def _repeat(table: Table, run: Run, row: str, name: str, column: Column) -> Repe
     if column.loss_at:
         return Repeat(run, at_step(column.loss_at), TRAINING_LOSS)
     try:
-        return Repeat(run, column.evaluation(row, run.wanted.data.size), run.metric(column.metric))
+        return Repeat(run, column.evaluation(row, run.side), run.metric(column.metric))
     except ReportError as error:
         raise ReportError(f"{table.name}: columns.{name}.{error}") from None
 

@@ -53,6 +53,8 @@ class Column:
         size = self.size or trained
         if not size:
             return Evaluation(data=self.data, split=self.split)
+        if not trained:
+            raise ReportError(f"size: expected none, as the model is not trained on squares, got {size}")
         return Evaluation.at(size, trained=trained, interpolated=interpolated, data=self.data, split=self.split)
 
 

@@ -18,7 +18,7 @@ Without a data set at hand, `task_class(name)` answers for names, units and dire
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -94,14 +94,12 @@ class Task(ABC):
     """A task on a data set. Options of a subclass are keywords; a recipe gives them as `[task.options]`.
 
     metrics: what it is judged by. headline: the name of the metric that decides which weights are best.
-    parts: names of the parts of the loss that are logged. needs: entries of a batch that it takes besides those of the
-    model; a data set gives them.
+    parts: names of the parts of the loss that are logged.
     """
 
     metrics: tuple[Metric, ...]
     headline: ClassVar[str]
     parts: ClassVar[tuple[str, ...]] = ()
-    needs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, dataset: Any) -> None:
         self.ragged: tuple[str, ...] = tuple(getattr(dataset, "ragged", ()))
@@ -120,6 +118,19 @@ class Task(ABC):
             raise ValueError(f"{cls.__name__} has no metric {name!r}, expected one of {known}")
         return found
 
+    def learned(self) -> dict[str, Any]:
+        """What weights mean on these data, such as the names of classes, in plain types. A run keeps it."""
+        return {}
+
+    def adapt(self, learned: Mapping[str, Any], relabel: str = "") -> None:
+        """Makes the task, which was made for other data, judge a model that learned `learned`.
+
+        Raises a ValueError that says how both differ, unless `relabel` says what to do about it."""
+        if relabel:
+            raise ValueError(f"--relabel {relabel}: {type(self).__name__} has no labels to change")
+        if learned != self.learned():
+            raise ValueError(f"is for {self.learned()}, the model learned {dict(learned)}")
+
     def collate(self, samples: Sequence[dict[str, Any]]) -> Batch:
         """Samples to a batch. Tensors that the data set calls ragged are padded."""
         return collate(samples, self.ragged)
@@ -131,6 +142,13 @@ class Task(ABC):
     @abstractmethod
     def evaluator(self, *, keep_predictions: bool = False) -> Evaluator:
         """A fresh evaluator. keep_predictions: it also keeps what `export` writes."""
+
+    @classmethod
+    def summary(cls, results: Mapping[str, float]) -> str:
+        """A line for people about the metrics of an evaluation and its number of `samples`."""
+        metric = cls.metric(cls.headline)
+        unit = f" {metric.unit}" if metric.unit else ""
+        return f"{metric.label}: {results[metric.name] * metric.factor:.4g}{unit} of {int(results['samples'])} samples"
 
     @abstractmethod
     def export(self, evaluator: Evaluator, folder: Path) -> list[Path]:
