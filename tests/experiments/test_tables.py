@@ -98,7 +98,8 @@ def test_the_other_grids(tmp_path):
     matched = {}
     for run in tables.resolve(tables.load("parameter-matched"), tmp_path, {}).runs:
         with torch.device("meta"):
-            matched[run.folder.name] = sum(p.numel() for p in run.wanted.model.build({"num_classes": 1000}).parameters())
+            model = run.wanted.model.build({"num_classes": 1000})
+        matched[run.folder.name] = sum(p.numel() for p in model.parameters())
     assert "imagenet_matched-pape" not in matched
     for name in ("sincos", "rope", "alibi"):
         assert matched[f"imagenet_matched-{name}"] == matched["imagenet-pape"]

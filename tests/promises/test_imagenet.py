@@ -141,16 +141,17 @@ def test_sweep_over_five_resolutions(run, monkeypatch, capsys):
     parapos(*command)
     told = capsys.readouterr().out
     found = rows(run / "sweep" / "sweep.csv")
-    assert [(row["interpolated"], int(row["size"])) for row in found] == [
-        (flag, size) for flag in ("False", "True") for size in sizes
+    assert [(row["row"], row["column"]) for row in found] == [
+        (name, f"{size} px") for name in ("PaPE", "PaPE, interpolated") for size in sizes
     ]
-    assert {row["samples"] for row in found} == {"36.0"}
-    assert len({row["loss"] for row in found}) == 9  # at the trained size both ways are one
+    long = rows(run / "cells.csv")
+    assert {row["value"] for row in long if row["metric"] == "samples"} == {"36.0"}
+    assert len({row["value"] for row in long if row["metric"] == "loss"}) == 9  # at the trained size both ways are one
     assert (run / "sweep" / "sweep.md").read_text() == told
     assert min(size_of(run / "sweep" / "sweep.png")) > 300
     parapos("eval", run, "--size", "128", "--position-scale", "interpolate")
     (row,) = rows(run / "evaluations.csv")
-    assert [float(row[x]) for x in ("top1", "loss")] == pytest.approx([float(found[-1][x]) for x in ("top1", "loss")])
+    assert 100 * float(row["top1"]) == pytest.approx(float(found[-1]["mean"]))
     capsys.readouterr()
     monkeypatch.setattr(fit, "evaluate", None)  # nothing is evaluated twice
     parapos(*command)
