@@ -7,7 +7,7 @@ import pytest
 
 import parapos
 from parapos import cli
-from parapos.bench import doctor
+from parapos.commands import doctor
 
 
 @pytest.mark.parametrize(

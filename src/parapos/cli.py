@@ -28,7 +28,7 @@ from .commands.base import (
 
 
 def _doctor(args: argparse.Namespace) -> None:
-    from .bench import doctor
+    from .commands import doctor
 
     print(doctor.report())
 

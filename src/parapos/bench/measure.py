@@ -6,6 +6,7 @@ import gc
 import json
 import multiprocessing
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -19,10 +20,18 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from ..malloc import release_memory
-from .doctor import cpu_name
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def cpu_name() -> str:
+    """The processor's name, as well as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def progress(message: str) -> None:

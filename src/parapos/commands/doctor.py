@@ -5,25 +5,16 @@ from __future__ import annotations
 import platform
 import re
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
 from .. import __version__, text
 from ..attention import KERNELS, KernelError, attend
+from ..bench.measure import cpu_name
 from ..encodings import create_encoding
 from ..positions import grid_positions
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def cpu_name() -> str:
-    """The processor's name, as well as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def devices() -> dict[str, str]:
