@@ -10,7 +10,7 @@ def make_run(folder, encoding="pape", *, source="digits_smoke", seed=0, classes=
     options = {key.replace("__", "."): value for key, value in changes.items()}
     wanted = recipe.load(source, {"model.encoding": encoding, **options})
     torch.manual_seed(seed)
-    model = wanted.model.build(classes)
+    model = wanted.model.build({"num_classes": classes})
     torch.nn.init.normal_(model.classifier.weight)
     checkpoint.write(folder / "recipe.toml", wanted.dumps().encode())
     about = dict(model=wanted.model.name, encoding=encoding, options=wanted.model.chosen, classes=classes)

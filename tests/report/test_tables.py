@@ -82,7 +82,7 @@ def test_the_other_grids(tmp_path):
     counts = {}
     for run in tables.resolve(tables.load("ablations"), tmp_path, {}):
         with torch.device("meta"):
-            model = run.wanted.model.build(1000)
+            model = run.wanted.model.build({"num_classes": 1000})
         parts = [m for name, m in model.named_modules() if name.endswith(".attention.encoding")]
         counts[run.folder.name] = sum(p.numel() for part in parts for p in part.parameters())
     assert counts == {
@@ -97,7 +97,9 @@ def test_the_other_grids(tmp_path):
     matched = {}
     for run in tables.resolve(tables.load("parameter-matched"), tmp_path, {}):
         with torch.device("meta"):
-            matched[run.folder.name] = sum(p.numel() for p in run.wanted.model.build(1000).parameters())
+            matched[run.folder.name] = sum(
+                p.numel() for p in run.wanted.model.build({"num_classes": 1000}).parameters()
+            )
     assert "imagenet_matched-pape" not in matched
     for name in ("sincos", "rope", "alibi"):
         assert matched[f"imagenet_matched-{name}"] == matched["imagenet-pape"]
@@ -118,10 +120,10 @@ def test_dry_run_needs_nothing_and_writes_nothing(name, tmp_path, capsys, monkey
 def test_estimate(tmp_path):
     (run,) = tables.resolve(tables.load("extrapolation"), tmp_path, {}, ["pape"])
     with torch.device("meta"):
-        model = run.wanted.model.build(1000)
+        model = run.wanted.model.build({"num_classes": 1000})
     for encoding, size in (("sincos", 224), ("pape", 224)):
         with torch.device("meta"):
-            model = recipe.load("imagenet", {"model.encoding": encoding}).model.build(1000)
+            model = recipe.load("imagenet", {"model.encoding": encoding}).model.build({"num_classes": 1000})
         count = tables_cost.tokens(model, run.wanted, size)
         assert count == 197
         assert tables_cost.gflop(model, count) == pytest.approx(flops.gflops(encoding), rel=0.06)

@@ -41,7 +41,7 @@ from ..data.sampling import EvalBatches, Plan, TrainBatches
 from ..tasks import Metric, Task
 from . import checkpoint, recipe, state
 from .callbacks import Display, Engine, Recorder
-from .loading import Loader, count_skipped
+from .loading import Loader, WorkerLost, count_skipped
 from .lock import FolderLock
 from .module import Progress, TrainingModule
 from .recipe import Recipe, RecipeError
@@ -99,6 +99,8 @@ def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> 
         torch.manual_seed(wanted.run.seed)
         module = TrainingModule(wanted.model.build(outputs), task, wanted)
         module.plan = plan
+        if wanted.run.precision == "64-true":
+            module.double()  # Lightning does so after it has loaded a checkpoint, which would be rounded
         if resumed:
             state.check(held, resumed, module)
             held = {}
