@@ -236,11 +236,8 @@ def _told_plainly() -> Iterator[None]:
             need = re.search(r"allocate ([\d.]+ ?\w+)", text)
             told = f"no memory for {need[1]} more" if need else "no memory left"
             raise OSError(f"{told}; a smaller optim.part, data.eval_batch, data.size or model takes less") from None
-        if lost := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)", text):
-            told = f"data worker {lost[1]} was killed, perhaps for want of memory"
-            raise ChildProcessError(
-                f"{told}; run the same command again to resume, with fewer --data.workers"
-            ) from None
+        if text.startswith("DataLoader worker (pid"):
+            raise WorkerLost from None
         raise
 
 
