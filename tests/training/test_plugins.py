@@ -13,11 +13,7 @@ import pytest
 
 import parapos as library
 from parapos import cli, plugins
-from parapos.data import DATASETS
-from parapos.encodings import ENCODINGS
 from parapos.encodings.looks import LOOKS
-from parapos.models import MODELS
-from parapos.tasks import TASKS
 from parapos.training import checkpoint, fit, recipe
 from parapos.training.recipe import RecipeError
 
@@ -27,16 +23,11 @@ LAST = "checkpoints/step-000000006.ckpt"
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch):
+def _importable(monkeypatch, registries):
     """The plug-in can be imported, and is forgotten after the test."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    registries = (ENCODINGS, LOOKS, MODELS, DATASETS, TASKS)
-    before = [dict(registry) for registry in registries]
     yield
     sys.modules.pop("toy_boxes", None)
-    for registry, entries in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(entries)
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +133,8 @@ def test_an_encoding_from_outside(tmp_path):
     library.register_encoding("toy_shift", toy_boxes.Shift, label="shift", color="#112233")
     with pytest.raises(ValueError, match="encoding 'pape' is taken by PaPE"):
         library.register_encoding("pape", toy_boxes.Shift)
+    with pytest.raises(TypeError, match="Encoding must say what it promises"):
+        library.register_encoding("other", library.Encoding)
     with pytest.raises(ValueError, match="color must be '#rrggbb', got 'red'"):
         library.register_encoding("other", toy_boxes.Shift, color="red")
     with pytest.raises(ValueError, match="model 'vit_nano_patch4' is taken by ViT"):

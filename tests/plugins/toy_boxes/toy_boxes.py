@@ -12,7 +12,7 @@ from torch import nn
 
 import parapos
 from parapos.data.sampling import Key, sample_seed
-from parapos.encodings import Encoding
+from parapos.encodings import Claims, Encoding
 from parapos.tasks import Evaluator, Loss, Metric, Task, answer
 
 CELL = 8
@@ -148,6 +148,8 @@ def _center(boxes):
 
 class Shift(Encoding):
     """Adds a learned vector times the sum of the coordinates: the smallest encoding that there is."""
+
+    claims = Claims(translation=False, rotation=False, decay=False, direction=True, context=False)
 
     def __init__(self, **common) -> None:
         super().__init__(**common)
