@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parapos.report import claims, support
+from tools import claims, support
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(

@@ -28,13 +28,13 @@ from .commands.base import (
 
 
 def _doctor(args: argparse.Namespace) -> None:
-    from .report import doctor
+    from .bench import doctor
 
     print(doctor.report())
 
 
 def _precision(args: argparse.Namespace) -> None:
-    from .report import precision
+    from .bench import precision
 
     rows = precision.experiment(grid=args.grid, dtype=args.dtype, encoding=args.encoding, settings=args.setting)
     print(f"{args.encoding} in {args.dtype} on a {args.grid} x {args.grid} grid, against float64:\n")
@@ -44,7 +44,7 @@ def _precision(args: argparse.Namespace) -> None:
 def _bench_attention(args: argparse.Namespace) -> None:
     import torch
 
-    from .report import bench_attention
+    from .bench import attention as bench_attention
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("parapos bench attention: --device cuda: torch finds no CUDA device here")
@@ -143,7 +143,9 @@ def _engine(name: str, **options: Any) -> None:
 def _bench_model(args: argparse.Namespace) -> None:
     import torch
 
-    from .report import bench_model, bench_model_view, measure
+    from .bench import measure
+    from .bench import model as bench_model
+    from .bench import model_view as bench_model_view
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("parapos bench model: --device cuda: torch finds no CUDA device here")
@@ -161,7 +163,8 @@ def _bench_model(args: argparse.Namespace) -> None:
 def _bench_profile(args: argparse.Namespace) -> None:
     import torch
 
-    from .report import bench_model, bench_profile
+    from .bench import model as bench_model
+    from .bench import profile as bench_profile
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("parapos bench profile: --device cuda: torch finds no CUDA device here")
@@ -174,8 +177,10 @@ def _bench_profile(args: argparse.Namespace) -> None:
 def parser() -> argparse.ArgumentParser:
     from torch import get_num_threads
 
+    from .bench import attention as bench_attention
+    from .bench import model as bench_model
+    from .bench import precision
     from .encodings import list_encodings
-    from .report import bench_attention, bench_model, precision
 
     top = Parser(prog="parapos", description="Position encodings for vision transformers.")
     top.add_argument("--version", action="version", version=f"parapos {__version__}")

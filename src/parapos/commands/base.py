@@ -110,7 +110,7 @@ def guarded(name: str, work: Callable[[argparse.Namespace], None]) -> Callable[[
     def run(args: argparse.Namespace) -> None:
         try:
             from ..data import FormatError
-            from ..report.sweep import ReportError
+            from ..experiments.store import ReportError
             from ..training.callbacks import Stopped
             from ..training.checkpoint import CheckpointError
             from ..training.module import NonFiniteLoss
@@ -139,7 +139,7 @@ def guarded(name: str, work: Callable[[argparse.Namespace], None]) -> Callable[[
 def judge(found: Any, *, show: bool = True, most: int = 20) -> None:
     """Prints what a check of data found and at most so many problems; with any, ends with exit code 1. show: also print
     if nothing is wrong."""
-    from ..report.text import table
+    from ..text import table
 
     if show or found.problems:
         print(table(["", "found", "expected"], found.rows))

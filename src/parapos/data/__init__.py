@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
 
-from ..encodings import nearest
+from ..text import nearest
 from .sampling import Key
 
 __all__ = [

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from torch import nn
 
+from ..text import nearest
 from .additive import NoEncoding, SinCos
 from .base import Encoding
 from .bias import ALiBi, LookHere
@@ -59,12 +59,6 @@ def register_encoding(name: str, cls: type[Encoding], *, label: str | None = Non
         raise ValueError(f"color must be '#rrggbb', got {color!r}")
     ENCODINGS[name] = cls
     LOOKS[name] = (label or name, color)
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """A hint for a misspelt name, or nothing."""
-    found = get_close_matches(name, known, n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def create_encoding(name: str, *, dim: int, heads: int, head_dim: int, pos_dim: int, **options: Any) -> Encoding:

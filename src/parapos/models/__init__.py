@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..encodings import nearest
+from ..text import nearest
 from .event_vit import EventViT
 from .vit import ViT
 from .vivit import ViViT

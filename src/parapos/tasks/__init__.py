@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from ..encodings import nearest
+from ..text import nearest
 from .base import Evaluator, Loss, Metric, Task, answer
 from .classification import Classification
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..encodings import nearest
+from ..text import nearest
 from .base import Batch, Evaluator, Forward, Loss, Metric, Task, answer
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..malloc import keep_memory
-from ..report.text import table
+from ..text import table
 from . import checkpoint, fit, recipe, rows
 from .callbacks import Stopped
 from .module import NonFiniteLoss

@@ -24,9 +24,10 @@ import torch
 from .. import plugins as extensions
 from ..blocks import Attention
 from ..data import DATASETS, FormatError, Source, create_dataset, find_dataset
-from ..encodings import ENCODINGS, nearest
+from ..encodings import ENCODINGS
 from ..models import MODELS
 from ..tasks import TASKS, Task, create_task, task_class, task_options
+from ..text import nearest
 from .schema import Augment, Bad, Data, Model, Optim, Run, TaskChoice
 
 

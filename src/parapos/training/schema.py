@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from ..data import DATASETS
-from ..encodings import ENCODINGS, nearest
+from ..encodings import ENCODINGS
 from ..models import MODELS, create_model
 from ..tasks import list_tasks
+from ..text import nearest
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true")
 STRATEGIES = ("auto", "ddp", "fsdp")
