@@ -269,7 +269,7 @@ def test_recipes_reach_the_data(made):
         dataset = loaded.dataset(split)
         assert len(dataset) == 24
         batch = collate([dataset[i] for i in range(3)], dataset.ragged)
-        net = loaded.model.build(dataset.classes)
+        net = loaded.model.build({"num_classes": dataset.classes})
         assert net(*(batch[name] for name in net.inputs)).shape == (3, 11)
     assert dataset.tokenizing.patch == net.patch
     assert loaded.dataset("train").augment == EventAugment(operations=("identity", "roll"))

@@ -337,7 +337,7 @@ def test_recipes(made):
     small = recipe.load("ucf101_smoke", {"data.root": str(made)})
     train = small.dataset("train")
     assert train[0]["video"].shape == (3, 10, 24, 32)
-    model = small.model.build(train.classes)
+    model = small.model.build({"num_classes": train.classes})
     batch = collate([train[i] for i in range(4)])
     logits = model(*(batch[name] for name in model.inputs))
     assert torch.allclose(logits, torch.full((4, 3), -np.log(3.0)).float())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +44,8 @@ class Digits:
     """
 
     classes = 10
+    class_names = tuple("0123456789")
+    preprocessing: ClassVar = {"mean": 0.0, "scale": 1.0}
 
     def __init__(self, split: str, *, size: int = 32, seed: int = 0, augment: Augment | None = None) -> None:
         if split not in SPLITS:

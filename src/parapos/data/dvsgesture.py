@@ -43,6 +43,10 @@ VALIDATION = (21, 22, 23)  # users
 SPLITS = ("train", "val", "test")
 LISTED = {"train": 98, "test": 24}  # recordings of the official lists
 TEST = 288  # gestures
+NAMES = (  # as gesture_mapping.csv has them
+    *("hand_clapping", "right_hand_wave", "left_hand_wave", "right_arm_clockwise", "right_arm_counter_clockwise"),
+    *("left_arm_clockwise", "left_arm_counter_clockwise", "arm_roll", "air_drums", "air_guitar", "other_gestures"),
+)
 KIND, VERSION = "dvsgesture", 2
 EVENT = np.dtype([("t", "<u4"), ("x", "u1"), ("y", "u1"), ("polarity", "u1")], align=True)  # 8 bytes
 AGAIN = "run `parapos prepare dvsgesture` again"
@@ -127,6 +131,7 @@ class Gestures:
     """Samples {"codes", "x", "y", "t", "length", "label", "id"}; t is in microseconds from the start of the gesture."""
 
     classes = CLASSES
+    class_names = NAMES
     ragged = RAGGED
 
     def __init__(

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from . import FormatError
 from .sampling import Key, sample_seed
 
 SIDE, CLASSES, TRAIN, TEST = 28, 10, 60_000, 10_000
+NAMES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 VALIDATION = 5_000  # the last of the training images
 LARGEST = 2**27  # bytes of a file, unpacked
 SHA256 = {  # of the files without gzip
@@ -96,6 +97,8 @@ class FashionMNIST:
     """
 
     classes = CLASSES
+    class_names = NAMES
+    preprocessing: ClassVar = {"mean": 0.0, "scale": 1.0}
 
     def __init__(
         self,

@@ -41,6 +41,8 @@ class Videos:
     prepared: of each clip, whether its frames are in the folder `cache`.
     """
 
+    class_names: Sequence[str] | None = None
+
     def __init__(
         self,
         root: str | Path,
@@ -150,7 +152,7 @@ def ucf101(
         raise FormatError(f"{Path(root) / VIDEOS}: {told}; complete=False does without them")
     files = [file for file in found if file is not None]
     folder = cache_folder(root, cache)
-    return Videos(
+    videos = Videos(
         Path(root) / VIDEOS,
         files,
         [clip.label for clip, file in zip(clips, found, strict=True) if file is not None],
@@ -164,3 +166,5 @@ def ucf101(
         cache=folder,
         prepared=is_prepared(root, folder, files),
     )
+    videos.class_names = lists.classes
+    return videos

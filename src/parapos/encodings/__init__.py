@@ -53,6 +53,8 @@ def register_encoding(name: str, cls: type[Encoding], *, label: str | None = Non
     taken is an error."""
     if ENCODINGS.get(name, cls) is not cls:
         raise ValueError(f"encoding {name!r} is taken by {ENCODINGS[name].__qualname__}, expected a new name")
+    if not isinstance(getattr(cls, "claims", None), Claims):
+        raise TypeError(f"{cls.__name__} must say what it promises: claims = Claims(...), as every encoding does")
     if not (color.startswith("#") and len(color) == 7 and set(color[1:].lower()) <= set("0123456789abcdef")):
         raise ValueError(f"color must be '#rrggbb', got {color!r}")
     ENCODINGS[name] = cls

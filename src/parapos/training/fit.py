@@ -41,7 +41,7 @@ from ..data.sampling import EvalBatches, Plan, TrainBatches
 from ..tasks import Metric, Task
 from . import checkpoint, recipe, state
 from .callbacks import Display, Engine, Recorder
-from .loading import Loader, count_skipped
+from .loading import Loader, WorkerLost, count_skipped
 from .lock import FolderLock
 from .module import Progress, TrainingModule
 from .recipe import Recipe, RecipeError
@@ -99,6 +99,8 @@ def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> 
         torch.manual_seed(wanted.run.seed)
         module = TrainingModule(wanted.model.build(outputs), task, wanted)
         module.plan = plan
+        if wanted.run.precision == "64-true":
+            module.double()  # Lightning does so after it has loaded a checkpoint, which would be rounded
         if resumed:
             state.check(held, resumed, module)
             held = {}
@@ -234,11 +236,8 @@ def _told_plainly() -> Iterator[None]:
             need = re.search(r"allocate ([\d.]+ ?\w+)", text)
             told = f"no memory for {need[1]} more" if need else "no memory left"
             raise OSError(f"{told}; a smaller optim.part, data.eval_batch, data.size or model takes less") from None
-        if lost := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)", text):
-            told = f"data worker {lost[1]} was killed, perhaps for want of memory"
-            raise ChildProcessError(
-                f"{told}; run the same command again to resume, with fewer --data.workers"
-            ) from None
+        if text.startswith("DataLoader worker (pid"):
+            raise WorkerLost from None
         raise
 
 

@@ -13,6 +13,14 @@ from ..data import Dataset, FormatError
 from ..data.sampling import EvalBatches, Key, TrainBatches
 
 
+class WorkerLost(ChildProcessError):
+    """A data worker was killed. The message says what to do."""
+
+    def __init__(self) -> None:
+        told = "a data worker was killed, perhaps for want of memory"
+        super().__init__(f"{told}; run the same command again to resume, with fewer --data.workers")
+
+
 class _Samples:
     """A dataset that hands over its errors instead of raising them: torch adds a worker's traceback to those."""
 
@@ -69,7 +77,16 @@ class Loader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for batch in super().__iter__():
+        batches = super().__iter__()
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except (OSError, EOFError):  # errors of samples are handed over; this is one of the pipe
+                if self.num_workers:
+                    raise WorkerLost from None
+                raise
             if isinstance(batch, Exception):
                 raise batch
             yield batch
