@@ -159,8 +159,15 @@ def comparison(grid: Grid, found: Results) -> list[str]:
 
 
 def reading(grid: Grid, found: Results) -> list[str]:
-    """For each block and group of a study: what holds up best beyond the trained size, by how much, how surely."""
-    lines, seeds = [], len(grid.table.seeds)
+    """Which row is chosen, if the table asks that. For each block and group of a study: what holds up best beyond the
+    trained size, by how much, how surely."""
+    lines, seeds, choose = [], len(grid.table.seeds), grid.table.choose
+    for block in _blocks(grid) if choose else ():
+        means = {row: statistics.fmean(v) for row in grid.rows if (v := grid.values(found, (block, row, choose)))}
+        metric = grid.metric((block, grid.rows[0], choose))
+        if means and metric is not None:
+            best = (max if metric.higher_is_better else min)(means, key=lambda row: means[row])
+            lines.append(f"- Best by {choose}, of {len(means)} of {len(grid.rows)} rows: {best}.")
     for block in _blocks(grid) if seeds > 1 else ():
         for group in groups(grid):
             values = {row: grid.beyond(found, block, row, group.beyond) for row in grid.rows}

@@ -4,7 +4,7 @@ The keys are `title`, `recipe`, `paper` (a section of paper.toml), [rows] with w
 [columns] with what each evaluates: size, data, interpolate (true, or the rows for which it is), recipe if another one,
 split, metric if not the headline of the task ("ap_*" is the first that fits), measured = false for figures that only
 the paper has, folds (then a cell is the mean over runs of these), root (a folder within --data.root). [compare] names
-two rows, and columns whose figures are tested for a difference. [bench] has the options of a table that trains nothing.
+two rows, and columns whose figures are tested for a difference, `choose` the column by which a row is best. [bench] has the options of a table that trains nothing.
 `seeds` and [blocks] make a study: the same grid for every seed and each data set, told as mean and spread; `minutes` is
 what a run takes, and a column may be `loss_at` a step of training.
 """
@@ -82,6 +82,7 @@ class Table:
     blocks: dict[str, str] = field(default_factory=dict)  # recipes by the name of what they train on
     minutes: float = 0.0  # of one core for a run, as measured
     compare: dict[str, list[str]] = field(default_factory=dict)  # rows (two) and columns (two or more)
+    choose: str = ""  # the column by which a row is chosen
 
     def published(self, row: str, column: str) -> float | None:
         """The paper's figure, if it has one."""
@@ -155,6 +156,7 @@ KEYS: dict[str, Kind] = {
     "seeds": NUMBERS,
     "blocks": _table(TEXT, "recipes"),
     "minutes": TIME,
+    "choose": TEXT,
     "compare": _table(TEXTS, "lists of different texts"),
 }
 BENCH: dict[str, Kind] = {
@@ -229,6 +231,7 @@ def _make(path: Path, values: dict[str, Any]) -> Table:
             raise ReportError(f"{path.name}: columns.{name}.loss_at: expected in a table with seeds only")
         if "recipe" in column and values["seeds"]:
             raise ReportError(f"{path.name}: columns.{name}.recipe: expected in a table without seeds only")
+    _known(path, "choose: ", dict.fromkeys(filter(None, [values.get("choose")])), list(columns))
     compare = values.get("compare", {})
     _known(path, "compare.", compare, ["rows", "columns"])
     for key, names in (("rows", list(rows)), ("columns", list(columns))) if compare else ():
