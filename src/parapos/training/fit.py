@@ -35,6 +35,7 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 from .. import __version__
 from ..blocks import Block
 from ..data import Dataset
+from ..data.roots import check_root
 from ..data.sampling import EvalBatches, Plan, TrainBatches
 from . import checkpoint, recipe, state
 from .callbacks import Display, Engine, Recorder, Stopped
@@ -230,7 +231,7 @@ def _absolute(wanted: Recipe) -> Recipe:
     """With a root that still leads there from another folder."""
     if not wanted.data.root:
         return wanted
-    root = str(Path(wanted.data.root).expanduser().resolve())
+    root = str(check_root(wanted.data.root))
     try:
         return dataclasses.replace(wanted, data=dataclasses.replace(wanted.data, root=root))
     except Bad as bad:
