@@ -28,7 +28,7 @@ from .images import Images, Listing, open_images, read_image
 from .preparations import Job
 from .prepared import Check, Item, Prepared, Progress, no_progress
 from .synthetic import write_imagenet as synthetic  # noqa: F401 (for `parapos prepare`)
-from .transforms import CROP, Augment
+from .transforms import CROP, Augment, Size
 
 TRAIN, TEST, V2, R = 1_281_167, 50_000, 10_000, 30_000  # images
 VALIDATION = ("stratified", "every_100th")
@@ -76,7 +76,7 @@ def imagenet(
     split: str,
     *,
     root: str | Path,
-    size: int = 224,
+    size: Size = 224,
     seed: int = 0,
     augment: Augment | None = None,
     crop: float = CROP,
@@ -119,7 +119,7 @@ def imagenet_v2(
     *,
     root: str | Path,
     variant: str = VARIANTS[0],
-    size: int = 224,
+    size: Size = 224,
     crop: float = CROP,
     normalize: bool = False,
     upright: bool = True,
@@ -138,7 +138,7 @@ def imagenet_r(
     split: str = "test",
     *,
     root: str | Path,
-    size: int = 224,
+    size: Size = 224,
     crop: float = CROP,
     normalize: bool = False,
     upright: bool = True,
