@@ -4,7 +4,8 @@ The keys are `title`, `recipe`, `paper` (a section of paper.toml), [rows] with w
 [columns] with what each evaluates: size, data, interpolate (true, or the rows for which it is), recipe if another one,
 split, metric if not the headline of the task ("ap_*" is the first that fits), measured = false for figures that only
 the paper has, folds (then a cell is the mean over runs of these), root (a folder within --data.root). [compare] names
-two rows, and columns whose figures are tested for a difference, `choose` the column by which a row is best. [bench] has the options of a table that trains nothing.
+two rows, and columns whose figures are tested for a difference; `choose` is the column by which a row is best. [bench]
+has the options of a table that trains nothing.
 `seeds` and [blocks] make a study: the same grid for every seed and each data set, told as mean and spread; `minutes` is
 what a run takes, and a column may be `loss_at` a step of training.
 """
