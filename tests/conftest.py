@@ -38,6 +38,22 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("case", CASES, ids=[f"{name}-{p}" for name, p in CASES])
 
 
+@pytest.fixture
+def registries():
+    """What a test registers is forgotten after it."""
+    from parapos.data import DATASETS
+    from parapos.encodings.looks import LOOKS
+    from parapos.models import MODELS
+    from parapos.tasks import TASKS
+
+    known = (ENCODINGS, LOOKS, MODELS, DATASETS, TASKS)
+    before = [dict(registry) for registry in known]
+    yield
+    for registry, entries in zip(known, before, strict=True):
+        registry.clear()
+        registry.update(entries)
+
+
 @pytest.fixture(scope="session")
 def make():
     """make(name, p, **options): an Attention module of 3 heads (12 where an encoding has fixed layouts)."""

@@ -10,7 +10,7 @@ import torch
 
 import parapos
 from parapos.attention import KERNELS
-from parapos.report import support
+from tools import support
 
 CPU = [cell for cell in support.cells() if cell.device == "cpu"]
 CUDA = [cell for cell in support.cells() if cell.device == "cuda"]

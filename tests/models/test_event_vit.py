@@ -13,9 +13,9 @@ from torch import nn
 
 from parapos import create_encoding, create_model
 from parapos.attention.columns import columns
+from parapos.bench import forms
 from parapos.encodings import ENCODINGS
 from parapos.models import EventViT
-from parapos.report import forms
 
 from ..attention.budget import assert_within_budget, make_case, way, ways
 from .nets import (

@@ -71,7 +71,7 @@ def separable(call: Call) -> Relative | None:
 
 
 @cache
-def _features(exponents: Exponents, with_constant: bool) -> Exponents:
+def key_features(exponents: Exponents, with_constant: bool) -> Exponents:
     """The monomials of a key's position that functions of D with these exponents are made of."""
     p = len(exponents[0])
     squares = any(e[0] < 0 for e in exponents)
@@ -83,12 +83,13 @@ def columns(term: Relative, q: Tensor, v: Tensor) -> Columns:
     """The columns of a term of degree two for such heads, made once for its positions."""
     exponents, keys = term.exponents, term.key_positions
     # A key without a position must not get the query's constant, so that then has a column of its own.
-    features = _features(exponents, keys.unplaced is not False)
+    features = key_features(exponents, keys.unplaced is not False)
     more = head_width(q, v, len(features)) - q.shape[-1]
-    return term.r.once(("columns", features, more, q.dtype, keys), lambda: _columns(term, features, more, q.dtype))
+    return term.r.once(("columns", features, more, q.dtype, keys), lambda: make_columns(term, features, more, q.dtype))
 
 
-def _columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype) -> Columns:
+def make_columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype) -> Columns:
+    """Columns of these features of a key, filled up to `more` for heads of this dtype."""
     at, to = term.r.r.detach().double(), term.key_positions.r.detach().double()
     both = to if term.keys is None else torch.cat([r.expand(max(len(at), len(to)), -1, -1) for r in (at, to)], dim=1)
     middle, reach = centre(both)
@@ -106,7 +107,7 @@ def _columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype)
     if dtype == torch.float32:  # zeros fill the heads up
         T = F.pad(T, (0, more - len(features)))
     return Columns(
-        T.float(), F.pad(_halves(phi.float(), dtype), (0, more - len(features) * _copies(dtype))), bound.float()
+        T.float(), F.pad(halves(phi.float(), dtype), (0, more - len(features) * _copies(dtype))), bound.float()
     )
 
 
@@ -136,7 +137,7 @@ def head_width(q: Tensor, v: Tensor, features: int) -> int:
     return -(-max(q.shape[-1] + features * _copies(q.dtype), v.shape[-1]) // 8) * 8
 
 
-def _halves(x: Tensor, dtype: torch.dtype, *, query: bool = False) -> Tensor:
+def halves(x: Tensor, dtype: torch.dtype, *, query: bool = False) -> Tensor:
     """x, or as numbers of half precision, arranged so that products sum x_hi y_hi + x_hi y_lo + x_lo y_hi."""
     if dtype == torch.float32:
         return x
@@ -172,7 +173,7 @@ def _widen(q: Tensor, k: Tensor, v: Tensor, psi: Tensor, phi: Tensor) -> tuple[T
     """Queries and keys with their columns, and values as wide as they are."""
     more = phi.shape[-1]
     if psi.dtype != q.dtype:
-        psi = _halves(psi, q.dtype, query=True)
+        psi = halves(psi, q.dtype, query=True)
         psi = F.pad(psi, (0, more - psi.shape[-1]))
     key = phi[:, None].expand(*k.shape[:3], more)
     return torch.cat([q, psi], -1), torch.cat([k, key], -1), F.pad(v, (0, q.shape[-1] + more - v.shape[-1]))
@@ -548,7 +549,7 @@ def _describe(call: Call) -> str:
         return f"{call.names} formed from D in blocks of queries, added by PyTorch fused attention to its scores{why}"
     term = separable(call)
     assert term is not None
-    e = len(_features(term.exponents, term.key_positions.unplaced is not False)) * _copies(call.q.dtype)
+    e = len(key_features(term.exponents, term.key_positions.unplaced is not False)) * _copies(call.q.dtype)
     width = call.q.shape[-1] + made.phi.shape[-1]
     text = f"{call.names} as {e} extra query/key columns in PyTorch fused attention of width {width}"
     if call.q.is_meta:

@@ -15,11 +15,12 @@ import json
 import logging
 import os
 import platform
+import re
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -33,28 +34,46 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 
 from .. import __version__
+from .. import plugins as extensions
 from ..blocks import Block
 from ..data import Dataset
+from ..data.roots import check_root
 from ..data.sampling import EvalBatches, Plan, TrainBatches
+from ..tasks import Metric, Task
 from . import checkpoint, recipe, state
-from .callbacks import Display, Engine, Recorder, Stopped
-from .loading import Loader, count_skipped
+from .callbacks import Display, Engine, Recorder
+from .loading import Loader, WorkerLost, count_skipped
+from .lock import FolderLock
+from .module import Progress, TrainingModule
 from .recipe import Recipe, RecipeError
 from .schema import Bad, Run
-from .task import Classification, Progress
 
+OURS = (".recipe.toml.tmp", ".lock")  # what a run that was killed at its start leaves
 PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "safetensors", "numpy")
 
 
 def train(wanted: Recipe, folder: Path, *, must_exist: bool = False) -> str:
     """Trains in a folder, from its newest checkpoint if it has one. Says how it ended.
 
-    Raises RecipeError before any data is read, CheckpointError, NonFiniteLoss, or Stopped after a signal.
+    Raises RecipeError before any data is read, CheckpointError, NonFiniteLoss, OSError, or Stopped after a signal.
     """
+    extensions.load(wanted.plugins)
     wanted = _absolute(wanted)
+    lock = FolderLock(folder)
+    try:
+        with _told_plainly():
+            return _train(wanted, folder, must_exist, lock)
+    finally:
+        lock.release()
+
+
+def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> str:
+    known = (folder / "recipe.toml").is_file()
+    if known:
+        _acquire(lock, folder)
     resumed, held, progress, samples = _take_up(wanted, folder, must_exist)
     if progress.validated == wanted.optim.epochs:
-        return f"{folder} is finished: {_best(progress)}"
+        return f"{folder} is finished: {_best(wanted, progress)}"
     loggers = _loggers(wanted.run, folder, progress.step)
     with _quiet(wanted.run), _own_signals():
         trainer = _trainer(wanted.run, logger=loggers or False, gradient_clip_val=wanted.optim.clip or None)
@@ -71,79 +90,156 @@ def train(wanted: Recipe, folder: Path, *, must_exist: bool = False) -> str:
         if resumed and samples != len(training):
             told = f"{samples} training samples as when the run began, got {len(training)}"
             raise RecipeError(f"data: expected {told}")
+        task = wanted.make_task(training)
+        wanted = dataclasses.replace(wanted, learned=_learned(wanted, training, task))
+        before = load_run(folder).learned.get("targets") if known else None
+        if before not in (None, wanted.learned["targets"]):
+            raise RecipeError(f"data: expected the same {', '.join(before)} as when the run began")
+        outputs = task.outputs(training)
+        _check_memory(wanted, outputs)
         torch.manual_seed(wanted.run.seed)
-        task = Classification(wanted.model.build(training.classes), wanted, training.classes)
-        task.plan = plan
+        module = TrainingModule(wanted.model.build(outputs), task, wanted)
+        module.plan = plan
+        if wanted.run.precision == "64-true":
+            module.double()  # Lightning does so after it has loaded a checkpoint, which would be rounded
         if resumed:
-            state.check(held, resumed, task)
+            state.check(held, resumed, module)
             held = {}
         recorder = display = None
         if rank == 0:
+            _acquire(lock, folder)
+            if not known and (folder / "recipe.toml").exists():
+                raise RecipeError(f"{folder}: another process began to train there; run the same command again")
             _begin(wanted, folder, world)
-            recorder = Recorder(folder / "metrics.csv", task.metric_names, loggers)
-            if lost := recorder.rewind(progress.rows):
+            recorder = Recorder(folder / "metrics.csv", [m.name for m in task.metrics], loggers, task.parts)
+            validated = progress.validated * plan.steps
+            expected = progress.step // wanted.run.log_every + progress.validated
+            if lost := recorder.rewind(progress.step, validated, expected):
                 print(lost, file=sys.stderr)
             if resumed is not None:
-                print(f"resuming {folder} at step {progress.step} of {task.steps}", file=sys.stderr)
-            display = Display(task.steps, progress.step)
+                print(f"resuming {folder} at step {progress.step} of {module.steps}", file=sys.stderr)
+            display = Display(module.steps, progress.step)
         if wanted.run.compile:
-            task.model.compile()
+            module.model.compile()
         done = progress.step // plan.steps  # epochs whose steps are all done
         trainer.accumulate_grad_batches = plan.accumulate
         trainer.num_sanity_val_steps = float("inf") if done > progress.validated else 0  # a validation is still due
         trainer.fit_loop.max_epochs = wanted.optim.epochs - done
-        trainer.callbacks.append(Engine(folder, recorder, display))  # type: ignore[attr-defined]
-        batches = TrainBatches(plan, lambda: task.progress.step)
-        loader = Loader(training, batches, wanted.data.workers)
-        task.eval_batches = EvalBatches(samples=len(validation), batch=wanted.data.eval_batch, world=world, rank=rank)
-        judged = Loader(validation, task.eval_batches, wanted.data.workers)
+        trainer.callbacks.append(Engine(folder, outputs, recorder, display))  # type: ignore[attr-defined]
+        batches = TrainBatches(plan, lambda: module.progress.step)
+        loader = Loader(training, batches, wanted.data.workers, task.collate)
+        module.eval_batches = EvalBatches(samples=len(validation), batch=wanted.data.eval_batch, world=world, rank=rank)
+        judged = Loader(validation, module.eval_batches, wanted.data.workers, task.collate)
         try:
-            trainer.fit(task, loader, judged, ckpt_path=resumed and str(resumed))
-        except Stopped:
+            trainer.fit(module, loader, judged, ckpt_path=resumed and str(resumed))
+        finally:
             _tell_skipped(training, validation)
-            raise
-        _tell_skipped(training, validation)
-    return f"{folder} is finished: {_best(task.progress)}"
+    return f"{folder} is finished: {_best(wanted, module.progress)}"
 
 
 def evaluate(
     folder: Path,
     *,
     split: str = "test",
-    size: int | None = None,
+    size: int | tuple[int, int] | None = None,
     position_scale: float = 1.0,
     root: str | None = None,
     data: str | None = None,
     batch: int | None = None,
+    relabel: str = "",
+    predictions: Path | None = None,
 ) -> dict[str, float]:
     """Metrics of a run's weights on a split. Needs the folder, and the data where its recipe or `root` says it is.
 
-    data: another dataset, at its own root; one with a `subset` of classes, as ImageNet-R, is also judged among these.
-    position_scale multiplies positions; trained size / size interpolates them.
-    batch: samples at a time on each device, by default that of the recipe.
+    data: another dataset, at its own root. position_scale multiplies positions; trained size / size interpolates them.
+    batch: samples at a time on each device, by default that of the recipe. relabel: what to do if the data mean
+    something else than what was learned, as the task's `adapt` has it. predictions: a folder for what the model
+    answered, in the format of the benchmark.
     """
     wanted = load_run(folder)
     changes = {key: value for key, value in (("size", size), ("root", root)) if value is not None}
     model, about = checkpoint.load_weights(folder / "weights.safetensors")
     patch = getattr(model, "patch", 1)
-    if size is not None and (size < 1 or size % patch):
+    if size is not None and any(side < 1 or side % patch for side in ((size,) if isinstance(size, int) else size)):
         raise RecipeError(f"size: expected a multiple of the model's patch size {patch}, got {size}")
     dataset = wanted.judged(split, data, **changes)
-    if dataset.classes != about["classes"]:
-        told = f"dataset {data or wanted.data.name}: has {dataset.classes} classes"
-        raise RecipeError(f"{told}, the model has {about['classes']}")
+    task = wanted.make_task(dataset)
+    try:
+        task.adapt(about.get("learned", {}).get("targets", checkpoint.outputs_of(about)), relabel)
+    except ValueError as error:
+        raise RecipeError(f"dataset {data or wanted.data.name}: {error}") from None
     run = _as_possible(wanted.run)
-    with _quiet(run):
+    with _told_plainly(), _quiet(run):
         trainer = _trainer(run, logger=False)
-        subset = getattr(dataset, "subset", None)
-        task = Classification(model, wanted, about["classes"], position_scale, subset)
-        task.average = None
+        module = TrainingModule(model, task, wanted, position_scale)
+        module.average, module.keep_predictions = None, predictions is not None
         world, rank = trainer.world_size, trainer.global_rank
         batch = batch or wanted.data.eval_batch
-        task.eval_batches = EvalBatches(samples=len(dataset), batch=batch, world=world, rank=rank)
-        trainer.validate(task, Loader(dataset, task.eval_batches, wanted.data.workers), verbose=False)
+        module.eval_batches = EvalBatches(samples=len(dataset), batch=batch, world=world, rank=rank)
+        loader = Loader(dataset, module.eval_batches, wanted.data.workers, task.collate)
+        trainer.validate(module, loader, verbose=False)
         _tell_skipped(dataset)
-    return {"samples": float(len(dataset)), **task.results}
+    if predictions is not None and is_first():
+        assert module.evaluator is not None
+        for path in task.export(module.evaluator, predictions):
+            print(f"wrote {path}", file=sys.stderr)
+    return {"samples": float(len(dataset)), **module.results}
+
+
+def metrics_of(folder: Path) -> tuple[Metric, ...]:
+    """The metrics that the task of a run is judged by."""
+    return load_run(folder).task_class.metrics
+
+
+def headline_of(folder: Path) -> Metric:
+    """The metric that decides which weights of a run are best."""
+    cls = load_run(folder).task_class
+    return cls.metric(cls.headline)
+
+
+def _acquire(lock: FolderLock, folder: Path) -> None:
+    """The first process holds the lock for all of them."""
+    try:
+        if is_first() and not lock.acquire():
+            raise RecipeError(f"{folder}: another process trains there; wait for it or take another --out")
+    except PermissionError:
+        pass  # a finished run may be read; writing tells
+
+
+def _learned(wanted: Recipe, dataset: Any, task: Task) -> dict[str, Any]:
+    """What the weights of a run mean, and how samples were prepared."""
+    size = {"size": wanted.data.size} if wanted.data.size else {}
+    return {
+        "data": wanted.data.name,
+        "task": wanted.task_name,
+        "preprocessing": {**size, **getattr(dataset, "preprocessing", {})},
+        "targets": task.learned(),
+    }
+
+
+def _check_memory(wanted: Recipe, outputs: Mapping[str, Any]) -> None:
+    """Refuses weights that the memory of this machine cannot hold: the system would end the process without a word."""
+    with torch.device("meta"):
+        size = sum(p.numel() * p.element_size() for p in wanted.model.build(outputs).parameters())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise RecipeError(f"model: its weights take {size / 1e9:.1f} GB, this machine has {memory / 1e9:.1f} GB")
+
+
+@contextmanager
+def _told_plainly() -> Iterator[None]:
+    """Errors of the machine that torch tells in many lines, as an OSError with one."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        text = str(error)
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "tried to allocate" in text.lower():
+            need = re.search(r"allocate ([\d.]+ ?\w+)", text)
+            told = f"no memory for {need[1]} more" if need else "no memory left"
+            raise OSError(f"{told}; a smaller optim.part, data.eval_batch, data.size or model takes less") from None
+        if text.startswith("DataLoader worker (pid"):
+            raise WorkerLost from None
+        raise
 
 
 def _tell_skipped(*datasets: Dataset) -> None:
@@ -175,7 +271,7 @@ def _take_up(
     if not known.exists():
         if must_exist:
             raise RecipeError(f"{folder}: nothing to resume, it has no recipe.toml")
-        if is_first() and folder.exists() and any(path.name != ".recipe.toml.tmp" for path in folder.iterdir()):
+        if is_first() and folder.exists() and any(path.name not in OURS for path in folder.iterdir()):
             raise RecipeError(f"{folder}: expected an empty folder or a run, it has no recipe.toml")
         return None, {}, Progress(), None
     if change := recipe.difference(load_run(folder), wanted):
@@ -222,15 +318,15 @@ def _versions() -> dict[str, Any]:
     return {**found, "gpu": gpu, **cpu}
 
 
-def _best(progress: Progress) -> str:
-    return f"best val_{Classification.best_metric} {progress.best:.4f} at step {progress.best_step}"
+def _best(wanted: Recipe, progress: Progress) -> str:
+    return f"best val_{wanted.task_class.headline} {progress.best:.4f} at step {progress.best_step}"
 
 
 def _absolute(wanted: Recipe) -> Recipe:
     """With a root that still leads there from another folder."""
     if not wanted.data.root:
         return wanted
-    root = str(Path(wanted.data.root).expanduser().resolve())
+    root = str(check_root(wanted.data.root))
     try:
         return dataclasses.replace(wanted, data=dataclasses.replace(wanted.data, root=root))
     except Bad as bad:
