@@ -169,14 +169,33 @@ def _cut(x: Tensor, samples: slice, heads: slice = slice(None), rows: slice = sl
     return x[:, :, rows] if x.shape[2] > 1 else x
 
 
-def _widen(q: Tensor, k: Tensor, v: Tensor, psi: Tensor, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys with their columns, and values as wide as they are."""
-    more = phi.shape[-1]
-    if psi.dtype != q.dtype:
-        psi = halves(psi, q.dtype, query=True)
-        psi = F.pad(psi, (0, more - psi.shape[-1]))
-    key = phi[:, None].expand(*k.shape[:3], more)
-    return torch.cat([q, psi], -1), torch.cat([k, key], -1), F.pad(v, (0, q.shape[-1] + more - v.shape[-1]))
+class _Wide:
+    """Parts of tensors (B, H, N, size), widened by columns or zeros, in buffers that serve one part after another."""
+
+    def __init__(self, part: tuple[slice, slice], width: int, *tensors: Tensor) -> None:
+        b, h = part[0].stop, part[1].stop  # the first part is the largest
+        self.tensors = tensors
+        # One block of memory: C libraries hand several back to the system at once, and pages would be made anew each call.
+        sizes = [b * h * x.shape[2] * width for x in tensors]
+        pieces = tensors[0].new_empty(sum(sizes)).split(sizes)
+        self.buffers = [y.view(b, h, x.shape[2], width) for x, y in zip(tensors, pieces, strict=True)]
+        for x, y in zip(tensors, self.buffers, strict=True):
+            y[..., x.shape[-1] :] = 0.0
+
+    def __call__(self, part: tuple[slice, slice], *columns: Tensor) -> list[Tensor]:
+        """The tensors of this part; the first of them with columns."""
+        b, h = (x.stop - x.start for x in part)
+        wide = [x[:b, :h] for x in self.buffers]
+        for x, y in zip(self.tensors, wide, strict=True):
+            y[..., : x.shape[-1]] = x[part]
+        for x, y, more in zip(self.tensors, wide, columns, strict=False):
+            y[..., x.shape[-1] : x.shape[-1] + more.shape[-1]] = more
+        return wide
+
+
+def _columns_of(part: tuple[slice, slice], psi: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key columns of a part."""
+    return halves(psi[part], phi.dtype, query=True), (phi[part[0]] if len(phi) > 1 else phi)[:, None]
 
 
 def _bias_of(mask: Tensor | None, samples: slice, heads: slice, dtype: torch.dtype) -> Tensor | None:
@@ -200,10 +219,10 @@ def _columns_forward(
     psi = contract(c, T)  # (B, H, n, e)
     width, w = q.shape[-1] + phi.shape[-1], v.shape[-1]
     parts = _parts(q, k, width, 4)
+    widen = _Wide(parts[0], width, q, k, v)
     out, lse = _empty(q, w, width), q.new_empty(q.shape[:3], dtype=torch.float32)
     for part in parts:
-        wide = _widen(q[part], k[part], v[part], psi[part], phi[part[0]] if len(phi) > 1 else phi)
-        bias = _bias_of(mask, *part, q.dtype)
+        wide, bias = widen(part, *_columns_of(part, psi, phi)), _bias_of(mask, *part, q.dtype)
         y, z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)
         if len(parts) == 1:
             out, lse = y[..., :w], z
@@ -222,11 +241,10 @@ def _columns_backward(
     dout = dout if mask is None else _drop_empty(dout.clone(), mask)
     parts = _parts(q, k, width, 8)
     dq, dk, dv = (_empty(x, x.shape[-1], width) for x in (q, k, v))
-    dpsi = torch.empty_like(psi)
+    dpsi, widen = torch.empty_like(psi), _Wide(parts[0], width, q, k, v, dout, out)
     for part in parts:
-        wide = _widen(q[part], k[part], v[part], psi[part], phi[part[0]] if len(phi) > 1 else phi)
+        *wide, dy, y = widen(part, *_columns_of(part, psi, phi))
         bias = _bias_of(mask, *part, q.dtype)
-        dy, y = (F.pad(x[part], (0, width - w)) for x in (dout, out))
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dy, *wide, y, lse[part], 0.0, False, attn_mask=bias, scale=scale
         )
