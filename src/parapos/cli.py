@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from . import __version__, plugins
-from .commands import analyze, bench_tokenizer, experiments, prepare_events, prepare_video
+from .commands import analyze, bench_tokenizer, experiments, prepare
 from .commands.base import (
     Parser,
     UserError,
@@ -18,7 +18,6 @@ from .commands.base import (
     describe,
     image_size,
     integer,
-    judge,
     names,
     seconds,
     several,
@@ -55,38 +54,6 @@ def _bench_attention(args: argparse.Namespace) -> None:
         wrote(bench_attention.write(results, args.out))
     except OSError as error:
         raise UserError(f"parapos bench attention: {describe(error)}") from None
-
-
-def _track(items: Sequence[int], name: str) -> Iterator[int]:
-    """The items, with a bar on a terminal and a line after every 500 elsewhere, on stderr."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import track
-
-        yield from track(items, name, console=Console(stderr=True), transient=True)
-        return
-    for done, item in enumerate(items, 1):
-        yield item
-        if done % 500 == 0 or done == len(items):
-            print(f"{name}: {done} of {len(items)}", file=sys.stderr)
-
-
-def _prepare_imagenet(args: argparse.Namespace) -> None:
-    try:
-        from .data import FormatError, imagenet, synthetic
-    except ImportError as error:
-        raise UserError(f"parapos prepare: {error}; install it with: pip install 'parapos[train]'") from None
-    try:
-        if args.synthetic:
-            synthetic.write_imagenet(args.root)
-        complete = not (args.partial or args.synthetic)
-        found = imagenet.check(args.root, sample=args.sample, complete=complete, progress=_track)
-        judge(found)
-        if not args.check:
-            out = args.root / "validation.txt"
-            print(f"wrote {out}, sha256 {imagenet.write_split(args.root, out)}")
-    except (FormatError, OSError) as error:
-        raise UserError(f"parapos prepare imagenet: {describe(error)}") from None
 
 
 ALIASES = {"--devices": "--run.devices", "--strategy": "--run.strategy", "--num-nodes": "--run.nodes"}  # of train
@@ -282,23 +249,7 @@ def parser() -> argparse.ArgumentParser:
     bench.set_defaults(run=_bench_profile)
     bench_tokenizer.add(benchmarks)
 
-    prepare = command(commands, "prepare", "Check and prepare a dataset on disk.", "parapos prepare imagenet --check")
-    datasets = prepare.add_subparsers(metavar="DATASET", required=True)
-    images = command(
-        datasets,
-        "imagenet",
-        "Count and read ImageNet-1K, ImageNetV2 and ImageNet-R, then write the list of validation images.",
-        "parapos prepare imagenet --root data/imagenet --check",
-    )
-    images.add_argument("--root", type=Path, default=Path("data/imagenet"), metavar="DIR", help="where the images are")
-    writes = images.add_mutually_exclusive_group()
-    writes.add_argument("--check", action="store_true", help="write nothing")
-    images.add_argument("--sample", type=integer(0, 10**7), default=1000, help="images of each part to decode")
-    images.add_argument("--partial", action="store_true", help="accept any number of classes and images")
-    writes.add_argument("--synthetic", action="store_true", help="write a tiny generated copy first; DIR must be new")
-    images.set_defaults(run=_prepare_imagenet)
-    prepare_video.add(datasets, _track)
-    prepare_events.add(datasets, _track)
+    prepare.add(commands)
 
     train = command(
         commands,

@@ -77,6 +77,7 @@ DATASETS: dict[str, tuple[str, str] | Source] = {
     "dvsgesture": ("dvsgesture", "dvsgesture"),
     "gen1": ("gen1", "gen1"),
     "fashion_mnist": ("fashion", "FashionMNIST"),
+    "cifar10": ("cifar10", "CIFAR10"),
 }
 
 

@@ -19,7 +19,7 @@ from torchvision.transforms import v2  # type: ignore[import-untyped]
 
 from . import FormatError
 from .sampling import Key, sample_seed
-from .transforms import CROP, MEAN, STD, Augment, eval_transform, train_transform
+from .transforms import CROP, MEAN, STD, Augment, Size, eval_transform, train_transform
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif")
@@ -237,7 +237,7 @@ def list_classes(root: Path, rank: Mapping[str, int], classes: int, names: Seque
 def open_images(
     read: Callable[[], Listing],
     split: str,
-    size: int,
+    size: Size,
     *,
     seed: int = 0,
     augment: Augment | None = None,
@@ -279,7 +279,7 @@ def image_folder(
     split: str,
     *,
     root: str | Path,
-    size: int = 224,
+    size: Size = 224,
     seed: int = 0,
     augment: Augment | None = None,
     crop: float = CROP,

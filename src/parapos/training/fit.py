@@ -37,6 +37,7 @@ from .. import __version__
 from .. import plugins as extensions
 from ..blocks import Block
 from ..data import Dataset
+from ..data.roots import check_root
 from ..data.sampling import EvalBatches, Plan, TrainBatches
 from ..tasks import Metric, Task
 from . import checkpoint, recipe, state
@@ -325,7 +326,7 @@ def _absolute(wanted: Recipe) -> Recipe:
     """With a root that still leads there from another folder."""
     if not wanted.data.root:
         return wanted
-    root = str(Path(wanted.data.root).expanduser().resolve())
+    root = str(check_root(wanted.data.root))
     try:
         return dataclasses.replace(wanted, data=dataclasses.replace(wanted.data, root=root))
     except Bad as bad:

@@ -1,21 +1,36 @@
 """Prepared frames are those of the videos, are taken only while they are good, and are written again where not."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 
-from parapos.data import FormatError, ucf101_cache
+from parapos.data import FormatError, preparations
+from parapos.data import ucf101 as module
 from parapos.data.readers.video import write_video
-from parapos.data.ucf101 import ucf101
-from parapos.data.ucf101_cache import check, frames_path, load_frames, prepare
+from parapos.data.ucf101 import load_frames, ucf101
 from parapos.data.video_tree import make_ucf101
 
 from .readers.fuzz import mutations, overwrite
 
 SMALL = dict(height=24, width=32, complete=False)
 CLIPS = 8
+AGAIN = "run `parapos prepare ucf101 --spacing starts` again"
+
+
+def job(root, cache=None, *, complete=False, quick=False, **options):
+    return preparations.Job(root, cache, complete=complete, quick=quick, options=options)
+
+
+def prepare(*args, **options):
+    return preparations.prepare(module, job(*args, **options))
+
+
+def check(*args, **options):
+    return preparations.check(module, job(*args, **options))
+
+
+def frames_path(cache, file):
+    return cache / f"{file}.npy"
 
 
 @pytest.fixture
@@ -31,7 +46,7 @@ def rows(found):
 def test_prepared_frames_are_those_of_the_videos(tree):
     before = ucf101("train", root=tree, **SMALL)
     done = prepare(tree)
-    assert (done.now, done.before, done.unreadable, done.early) == (CLIPS, 0, [], [])
+    assert (done.now, done.before, done.failed, done.notes) == (CLIPS, 0, [], [])
     after = ucf101("train", root=tree, **SMALL)
     assert not before.prepared.any()
     assert after.prepared.all()
@@ -50,15 +65,15 @@ def test_prepared_frames_need_no_decoder(tree, monkeypatch):
 
 
 def test_preparing_goes_on(tree, monkeypatch):
-    read, seen = ucf101_cache.read_clip, []
+    read, seen = module.read_clip, []
 
-    def failing(path):
+    def failing(path, spacing):
         seen.append(path)
         if len(seen) == 4:
             raise KeyboardInterrupt
-        return read(path)
+        return read(path, spacing)
 
-    monkeypatch.setattr(ucf101_cache, "read_clip", failing)
+    monkeypatch.setattr(module, "read_clip", failing)
     with pytest.raises(KeyboardInterrupt):
         prepare(tree)
     assert not list((tree / "prepared").rglob("*.part"))
@@ -91,9 +106,9 @@ def test_bad_clips_do_not_stop_the_others(tree):
     train.path(0).write_bytes(b"broken")
     train.path(1).write_bytes(whole[: whole.index(b"movi") + 3000])
     done = prepare(tree)
-    assert (done.now, len(done.unreadable), len(done.early)) == (CLIPS - 1, 1, 1)
-    assert done.unreadable[0].startswith(f"{train.path(0)}: cannot be decoded")
-    assert done.early[0] == f"{train.path(1)}: the file ends within a frame"
+    assert (done.now, len(done.failed), len(done.notes)) == (CLIPS - 1, 1, 1)
+    assert done.failed[0].startswith(f"{train.path(0)}: cannot be decoded")
+    assert done.notes[0] == f"{train.files[1]}: the file ends within a frame"
     assert ucf101("train", root=tree, **SMALL).prepared.tolist() == [False, True, True, True]
 
 
@@ -111,16 +126,16 @@ def test_bad_clips_do_not_stop_the_others(tree):
 )
 def test_other_arrays_are_refused(array, tmp_path):
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
-    told = r"a\.npy: expected uint8 frames \(2K, 3, H, W\), got .*; remove it and run `parapos prepare ucf101` again"
+    told = rf"a\.npy: expected uint8 frames \(2K, 3, H, W\), got .*; remove it and {AGAIN}"
     with pytest.raises(FormatError, match=told):
-        load_frames(tmp_path / "a.npy")
+        load_frames(tmp_path / "a.npy", AGAIN)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"PK\x03\x04", b"x" * 100])
 def test_other_files_are_refused(content, tmp_path):
     (tmp_path / "a.npy").write_bytes(content)
     with pytest.raises(FormatError, match=r"a\.npy: expected uint8 frames"):
-        load_frames(tmp_path / "a.npy")
+        load_frames(tmp_path / "a.npy", AGAIN)
 
 
 @pytest.mark.parametrize("corrupt", ["error", "skip"])
@@ -134,7 +149,7 @@ def test_errors_of_prepared_frames_are_never_skipped(split, corrupt, tree):
     with pytest.raises(FormatError, match=r"avi\.npy: expected uint8 frames"):
         dataset[0]
     path.unlink()
-    with pytest.raises(FormatError, match=r"avi\.npy: not there, .*; run `parapos prepare ucf101` again"):
+    with pytest.raises(FormatError, match=rf"avi\.npy: not there, .*; {AGAIN}"):
         dataset[0]
     assert not dataset.skipped.any()
 
@@ -145,25 +160,27 @@ def test_mutated_frames_give_frames_or_a_format_error(tmp_path):
     for data in mutations([path.read_bytes()], 3000):
         overwrite(path, data)
         try:
-            good += load_frames(path).numel() <= len(data)
+            good += load_frames(path, AGAIN).numel() <= len(data)
         except FormatError as error:
             bad += str(error).startswith(f"{path}: ")
     assert good + bad == 3000
     assert min(good, bad) > 50
 
 
-def test_a_manifest_of_something_else_is_told(tree):
+def test_frames_of_another_spacing_are_refused_and_replaced(tree):
     prepare(tree)
-    path = tree / "prepared" / "manifest.json"
-    entries = json.loads(path.read_text())["entries"]
-    assert len(entries) == CLIPS
-    path.write_text(json.dumps({"kind": "ucf101", "version": 1, "entries": dict.fromkeys(entries, 7)}))
-    assert not ucf101("train", root=tree, **SMALL).prepared.any()
-    for text in ("{", "[]", '{"kind": "other", "version": 1, "entries": {}}'):
-        path.write_text(text)
-        with pytest.raises(FormatError, match=r"manifest\.json: not a manifest of ucf101, version 1"):
-            ucf101("train", root=tree, **SMALL)
-        assert any("manifest" in problem for problem in check(tree, complete=False).problems)
+    told = r"manifest\.jsonl: prepared with .*'starts'.*expected .*'gaps'.*; run `.* ucf101 --spacing gaps` again"
+    with pytest.raises(FormatError, match=told):
+        ucf101("train", root=tree, spacing="gaps", **SMALL)
+    (problem,) = check(tree, complete=False, spacing="gaps").problems
+    assert "--spacing gaps` again" in problem
+    videos = [module.read_clip(path, "gaps")[0] for path in sorted((tree / "UCF-101").glob("*/*.avi"))]
+    assert prepare(tree, spacing="gaps").now == CLIPS
+    found = ucf101("train", root=tree, spacing="gaps", **SMALL)
+    assert found.prepared.all()
+    assert any(torch.equal(found.frames(0), video) for video in videos)
+    with pytest.raises(ValueError, match="spacing must be one of starts, gaps, got 'ends'"):
+        ucf101("train", root=tree, spacing="ends", **SMALL)
 
 
 def test_check_counts(tree):
@@ -179,7 +196,7 @@ def test_check_counts(tree):
     told = rows(check(tree, complete=False, sample=3))
     assert told["of 3 read, unreadable"] == ("0", "0")
     assert told["prepared clips"] == ("8", "")
-    assert told["of them damaged"] == ("0", "0")
+    assert told["prepared files missing, cut or damaged"] == ("0", "0")
 
 
 def test_check_tells_what_is_missing_and_wrong(tree):
@@ -190,8 +207,8 @@ def test_check_tells_what_is_missing_and_wrong(tree):
     content[-1] ^= 1  # the same size
     path.write_bytes(content)
     found = check(tree, complete=False)
-    assert rows(found)["of them damaged"] == ("1", "0")
-    assert found.problems == [f"{path}: not what was written; remove it and run `parapos prepare ucf101` again"]
+    assert rows(found)["prepared files missing, cut or damaged"] == ("1", "0")
+    assert found.problems == [f"{path}: damaged, its SHA-256 differs; remove it and {AGAIN}"]
     test.path(1).unlink()
     test.path(0).write_bytes(b"broken")
     (tree / "UCF-101" / "SquareLeft" / "v_SquareLeft_g30_c01.avi").touch()
@@ -201,7 +218,10 @@ def test_check_tells_what_is_missing_and_wrong(tree):
     assert told["listed but not there"] == ("1", "")
     assert told["there but not listed"] == ("1", "")
     assert told["of 7 read, unreadable"] == ("1", "0")
-    assert [problem.startswith(f"unreadable: {test.path(0)}: ") for problem in found.problems] == [True]
+    unreadable, damaged, changed = found.problems
+    assert unreadable.startswith(f"unreadable: {test.path(0)}: ")
+    assert damaged.startswith(f"{path}: damaged")
+    assert changed == f"{test.path(0)}: changed since it was prepared; {AGAIN}"
 
 
 def test_check_tells_prepared_files_that_are_missing_or_cut(tree):
@@ -213,11 +233,10 @@ def test_check_tells_prepared_files_that_are_missing_or_cut(tree):
     cut.write_bytes(cut.read_bytes()[:-1])
     found = check(tree, complete=False)
     assert rows(found)["prepared clips"] == ("6", "")
-    assert rows(found)["in the manifest, file missing or of another size"] == ("2", "0")
-    again = "run `parapos prepare ucf101` again"
+    assert rows(found)["prepared files missing, cut or damaged"] == ("2", "0")
     told = f"{size - 1} bytes, expected {size} as in the manifest"
-    assert sorted(found.problems) == sorted([f"{gone}: not there; {again}", f"{cut}: {told}; {again}"])
-    assert check(tree, complete=False, sample=0).problems == []  # what preparing begins with, and mends
+    assert sorted(found.problems) == sorted([f"{gone}: not there; {AGAIN}", f"{cut}: {told}; {AGAIN}"])
+    assert check(tree, complete=False, quick=True).problems == []  # what preparing begins with, and mends
     assert prepare(tree).now == 2
     assert check(tree, complete=False).problems == []
 
@@ -228,7 +247,7 @@ def test_another_folder_is_told(tmp_path):
 
 
 def test_check_expects_the_official_numbers(tree):
-    found = check(tree)
+    found = check(tree, complete=True)
     assert rows(found)["fold 3, test clips"] == ("2", "3,696")
     assert "classes: found 2, expected 101" in found.problems
     assert "videos: found 8, expected 13,320" in found.problems

@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from parapos.data import FormatError, cache, dvsgesture
-from parapos.data.dvsgesture import check, prepare
+from parapos.data import FormatError, dvsgesture, preparations
 from parapos.data.readers import TruncatedWarning, aedat
 from parapos.data.readers.gesture_lists import read_labels
 from parapos.data.sampling import Key
@@ -18,6 +17,34 @@ from .event_trees import load_gestures as load
 
 AGAIN = "run `parapos prepare dvsgesture` again"
 COLUMNS = "class,startTime_usec,endTime_usec\n"
+
+
+def job(root, cache=None, *, complete=False, truncated="error"):
+    return preparations.Job(root, cache, complete=complete, options={"keep_truncated": truncated == "keep"})
+
+
+def check(root, **options):
+    return preparations.check(dvsgesture, job(root, **options))
+
+
+def prepare(root, cache=None, **options):
+    """(done now, done before); the first failure is raised."""
+    done = preparations.prepare(dvsgesture, job(root, cache, **options))
+    if done.failed:
+        raise FormatError(done.failed[0])
+    return done.now, done.before
+
+
+def manifest(tree):
+    """Lines of the manifest after the first."""
+    lines = (tree / "prepared" / "manifest.jsonl").read_text().splitlines()
+    return {line["name"]: line for line in map(json.loads, lines[1:])}
+
+
+def change_entry(tree, name, **changes):
+    path = tree / "prepared" / "manifest.jsonl"
+    header, *_ = path.read_text().splitlines()
+    path.write_text(f"{header}\n{json.dumps({**manifest(tree)[name], **changes})}\n")
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +89,8 @@ def test_preparing_goes_on_where_it_was(tree, monkeypatch):
     monkeypatch.setattr(aedat, "read", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare(tree, complete=False)
-    assert len(json.loads((tree / "prepared" / "manifest.json").read_text())["entries"]) == 3
-    assert not list(tree.glob("prepared/**/.*"))
+    assert len(manifest(tree)) == 3
+    assert not list(tree.glob("prepared/**/.*.part"))
     assert len(load("train", tree)) == 24  # some prepared, some not
     monkeypatch.setattr(aedat, "read", read)
     assert prepare(tree, complete=False) == (3, 3)
@@ -74,7 +101,7 @@ def test_what_changed_is_prepared_again(tree):
     prepare(tree, complete=False)
     labels = tree / "user24_led_labels.csv"
     labels.write_text("".join(labels.read_text().splitlines(True)[:4]))
-    with pytest.raises(FormatError, match="not the labels that were prepared; run `parapos prepare dvsgesture` again"):
+    with pytest.raises(FormatError, match=f"user24_led_labels.csv: changed since it was prepared; {AGAIN}"):
         load("test", tree)
     (tree / "prepared" / "user04_led" / "07.npy").unlink()
     (tree / "prepared" / "user22_led" / "03.npy").write_bytes(b"short")
@@ -88,52 +115,40 @@ def test_another_recording_is_told(tree):
     prepare(tree, complete=False)
     with open(tree / "user24_led.aedat", "ab") as file:
         file.write(bytes(28))
-    with pytest.raises(FormatError, match=r"user24_led\.aedat: not the recording that was prepared"):
+    with pytest.raises(FormatError, match=r"user24_led\.aedat: changed since it was prepared"):
         load("test", tree)
 
 
 def test_the_manifest_counts_and_knows_checksums(tree):
-    prepare(tree, complete=False)
-    entry = json.loads((tree / "prepared" / "manifest.json").read_text())["entries"]["user24_led"]
-    assert entry["bytes"] == (tree / "user24_led.aedat").stat().st_size
-    for row, (label, start, end, count, digest) in enumerate(entry["gestures"]):
-        data = (tree / "prepared" / "user24_led" / f"{row:02d}.npy").read_bytes()
-        assert hashlib.sha256(data).hexdigest() == digest
-        assert (label, start, end) == tuple(read_labels(tree / "user24_led_labels.csv")[row])
-        assert len(np.load(tree / "prepared" / "user24_led" / f"{row:02d}.npy")) == count
+    prepare(tree)
+    entry = manifest(tree)["user24_led"]
+    labels = tree / "user24_led_labels.csv"
+    size, digest = (tree / "user24_led.aedat").stat().st_size, hashlib.sha256(labels.read_bytes()).hexdigest()
+    assert entry["sources"] == [size, digest]
+    assert entry["facts"] == {"early": False, "gestures": [list(row) for row in read_labels(labels)]}
+    assert len(entry["files"]) == 12
+    for name, (size, digest, shape) in entry["files"].items():
+        data = (tree / "prepared" / name).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (size, digest)
+        assert [len(np.load(tree / "prepared" / name))] == shape
 
 
 @pytest.mark.parametrize(
-    "text",
+    "facts",
     [
-        "{",
-        "[]",
-        '{"kind": "gen1", "version": 1, "entries": {}}',
-        '{"kind": "dvsgesture", "version": 1, "entries": {}}',
-        '{"kind": "dvsgesture", "version": 2, "entries": []}',
+        {},
+        {"early": False, "gestures": [[11, 0, 1]]},
+        {"early": False, "gestures": [[]]},
+        {"early": False, "gestures": [[1, 0, 1]] * 13},
+        {"early": False, "gestures": [[1, 0, float("inf")]]},
+        {"early": 1, "gestures": [[1, 0, 1]]},
+        {"gestures": [[1, 0, 1]]},
     ],
 )
-def test_damaged_manifests(text, tree):
-    (tree / "prepared").mkdir()
-    (tree / "prepared" / "manifest.json").write_text(text)
-    with pytest.raises(FormatError, match="not a manifest of dvsgesture, version 2"):
-        load("test", tree)
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        1,
-        {"bytes": 1},
-        {"bytes": 1, "labels": "", "early": False, "gestures": [[11, 0, 1, 2, ""]]},
-        {"bytes": 1, "labels": "", "early": False, "gestures": [[]]},
-        {"bytes": 1, "labels": "", "early": False, "gestures": [[1, 0, 1, float("inf"), ""]]},
-        {"bytes": 1, "labels": "", "gestures": [[1, 0, 1, 2, ""]]},
-    ],
-)
-def test_damaged_entries(entry, tree):
-    cache.write_manifest(tree / "prepared", "dvsgesture", dvsgesture.VERSION, {"user24_led": entry})
-    with pytest.raises(FormatError, match="what the manifest has of user24_led is damaged"):
+def test_damaged_entries(facts, tree):
+    prepare(tree)
+    change_entry(tree, "user24_led", facts=facts)
+    with pytest.raises(FormatError, match=f"what the manifest has of user24_led is damaged; .* and {AGAIN}"):
         load("test", tree)
 
 
@@ -143,14 +158,14 @@ def test_damaged_files_of_the_cache(tree):
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     (problem,) = check(tree, complete=False).problems
-    assert problem == f"{path}: damaged; remove it and run `parapos prepare dvsgesture` again"
+    assert problem == f"{path}: damaged, its SHA-256 differs; remove it and {AGAIN}"
     for damage in (data[:200], b"", np.lib.format.magic(1, 0) + data[8:40], data.replace(b"<u4", b"<i4")):
         path.write_bytes(damage)
-        with pytest.raises(FormatError, match=rf"00.npy: expected \d+ rows of .*; remove it and {AGAIN}"):
+        with pytest.raises(FormatError, match=rf"00.npy: expected .* \(\d+,\), got .*; remove it and {AGAIN}"):
             load("test", tree)[0]
     found = load("test", tree)
     path.unlink()
-    with pytest.raises(FormatError, match=rf"00.npy: not there, expected \d+ rows of .*; {AGAIN}"):
+    with pytest.raises(FormatError, match=rf"00.npy: not there, expected .* \(\d+,\); {AGAIN}"):
         found[0]
     for field, value in (("x", 128), ("y", 200), ("polarity", 2), ("t", 2**32 - 1)):
         path.write_bytes(data)
@@ -167,23 +182,6 @@ def test_long_gestures_cannot_be_prepared(tree):
     (tree / "user24_led_labels.csv").write_text(f"{COLUMNS}1,5,{5 + 2**32}\n")
     with pytest.raises(FormatError, match=r"gesture 0 takes 4294967296 microseconds, expected less than 2\^32"):
         prepare(tree, complete=False)
-
-
-def test_files_are_whole_or_absent(tmp_path):
-    path = tmp_path / "folder" / "file"
-    with cache.whole_file(path) as file:
-        file.write(b"old")
-        assert not path.exists()
-
-    def fail():
-        with cache.whole_file(path) as file:
-            file.write(b"new")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert path.read_bytes() == b"old"
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_truncated_recordings(tree):
@@ -234,7 +232,7 @@ def test_gestures_outside_of_their_recording_are_told(tree):
         prepare(tree, complete=False)
     with pytest.raises(FormatError, match=told):
         load("test", tree)[12]
-    assert "user24_led" not in dvsgesture.load(tree / "prepared")
+    assert "user24_led" not in dvsgesture.open_store(job(tree)).entries()
     labels.write_text(f"{good.rstrip()}\n1,{10**15},{10**15 + 5}\n")
     with pytest.raises(FormatError, match=r"gesture 12 is from 10{15} to 10{14}5, outside"):
         prepare(tree, complete=False)
@@ -259,11 +257,11 @@ def test_recordings_without_events_in_gestures_are_told(tree):
 
 
 def test_prepared_recordings_without_events_are_told(tree):
-    prepare(tree, complete=False)
-    entry = dvsgesture.load(tree / "prepared")["user24_led"].told()
+    prepare(tree)
     path = tree / "prepared" / "user24_led" / "00.npy"
-    digest = cache.save_array(path, np.zeros(0, dvsgesture.EVENT))
-    entry["gestures"] = [[*entry["gestures"][0][:3], 0, digest]]
-    cache.write_manifest(tree / "prepared", "dvsgesture", dvsgesture.VERSION, {"user24_led": entry})
+    np.save(path, np.zeros(0, dvsgesture.EVENT))
+    data, facts = path.read_bytes(), manifest(tree)["user24_led"]["facts"]
+    files = {"user24_led/00.npy": [len(data), hashlib.sha256(data).hexdigest(), [0]]}
+    change_entry(tree, "user24_led", files=files, facts={**facts, "gestures": facts["gestures"][:1]})
     (problem,) = check(tree, complete=False).problems
     assert problem.startswith(f"{path.parent}: none of the 1 gestures has an event on the sensor")
