@@ -82,7 +82,6 @@ class FashionMNIST(SmallImages):
 
     classes = CLASSES
     class_names = NAMES
-    preprocessing: ClassVar = {"mean": 0.0, "scale": 1.0}
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,8 @@ class SmallImages:
     size: height and width, or one number for both. augment: for "train", which is varied by the default without one.
     few: how many pictures of each split are taken, from the first on, 0 for all.
     """
+
+    preprocessing: ClassVar = {"mean": 0.0, "scale": 1.0}
 
     def __init__(
         self,

@@ -12,38 +12,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import platform
-import re
-import signal
 import sys
-import threading
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 
 from .. import __version__
 from .. import plugins as extensions
-from ..blocks import Block
 from ..data import Dataset
 from ..data.roots import check_root
 from ..data.sampling import EvalBatches, Plan, TrainBatches
 from ..tasks import Metric, Task
 from . import checkpoint, recipe, state
 from .callbacks import Display, Engine, Recorder
-from .loading import Loader, WorkerLost, count_skipped
+from .loading import Loader, count_skipped
 from .lock import FolderLock
+from .machine import as_possible, make_trainer, own_signals, quiet, told_plainly
+from .machine import is_first as is_first  # for callers of this module
 from .module import Progress, TrainingModule
 from .recipe import Recipe, RecipeError
 from .schema import Bad, Run
@@ -61,7 +52,7 @@ def train(wanted: Recipe, folder: Path, *, must_exist: bool = False) -> str:
     wanted = _absolute(wanted)
     lock = FolderLock(folder)
     try:
-        with _told_plainly():
+        with told_plainly():
             return _train(wanted, folder, must_exist, lock)
     finally:
         lock.release()
@@ -75,8 +66,8 @@ def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> 
     if progress.validated == wanted.optim.epochs:
         return f"{folder} is finished: {_best(wanted, progress)}"
     loggers = _loggers(wanted.run, folder, progress.step)
-    with _quiet(wanted.run), _own_signals():
-        trainer = _trainer(wanted.run, logger=loggers or False, gradient_clip_val=wanted.optim.clip or None)
+    with quiet(wanted.run), own_signals():
+        trainer = make_trainer(wanted.run, logger=loggers or False, gradient_clip_val=wanted.optim.clip or None)
         world, rank = trainer.world_size, trainer.global_rank
         part = wanted.optim.part or max(1, wanted.optim.batch // world)
         if wanted.optim.batch % (part * world):
@@ -168,9 +159,9 @@ def evaluate(
         task.adapt(about.get("learned", {}).get("targets", checkpoint.outputs_of(about)), relabel)
     except ValueError as error:
         raise RecipeError(f"dataset {data or wanted.data.name}: {error}") from None
-    run = _as_possible(wanted.run)
-    with _told_plainly(), _quiet(run):
-        trainer = _trainer(run, logger=False)
+    run = as_possible(wanted.run)
+    with told_plainly(), quiet(run):
+        trainer = make_trainer(run, logger=False)
         module = TrainingModule(model, task, wanted, position_scale)
         module.average, module.keep_predictions = None, predictions is not None
         world, rank = trainer.world_size, trainer.global_rank
@@ -226,31 +217,10 @@ def _check_memory(wanted: Recipe, outputs: Mapping[str, Any]) -> None:
         raise RecipeError(f"model: its weights take {size / 1e9:.1f} GB, this machine has {memory / 1e9:.1f} GB")
 
 
-@contextmanager
-def _told_plainly() -> Iterator[None]:
-    """Errors of the machine that torch tells in many lines, as an OSError with one."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        text = str(error)
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "tried to allocate" in text.lower():
-            need = re.search(r"allocate ([\d.]+ ?\w+)", text)
-            told = f"no memory for {need[1]} more" if need else "no memory left"
-            raise OSError(f"{told}; a smaller optim.part, data.eval_batch, data.size or model takes less") from None
-        if text.startswith("DataLoader worker (pid"):
-            raise WorkerLost from None
-        raise
-
-
 def _tell_skipped(*datasets: Dataset) -> None:
     for dataset in datasets:
         if (told := count_skipped(dataset)) and is_first():
             print(told, file=sys.stderr)
-
-
-def is_first() -> bool:
-    """Whether this is the process that writes and speaks."""
-    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 def load_run(folder: Path) -> Recipe:
@@ -351,96 +321,3 @@ def _loggers(run: Run, folder: Path, step: int) -> list[Logger]:
     except ModuleNotFoundError as error:
         raise RecipeError(f"run.{'wandb' if run.wandb else 'tensorboard'}: {error}") from None
     return found
-
-
-def _as_possible(run: Run) -> Run:
-    """For evaluation where there is no GPU: on the CPU, in float32 instead of float16, and saying so."""
-    if torch.cuda.is_available() or not (
-        run.precision == "16-mixed" or run.accelerator == "gpu" or run.strategy == "fsdp"
-    ):
-        return run
-    precision = "32-true" if run.precision == "16-mixed" else run.precision
-    if is_first():
-        print(f"no GPU here: evaluating on the CPU in {precision}", file=sys.stderr)
-    return dataclasses.replace(run, accelerator="cpu", devices=1, nodes=1, strategy="auto", precision=precision)
-
-
-def _trainer(run: Run, **options: Any) -> Trainer:
-    cuda = run.accelerator != "cpu" and torch.cuda.is_available()
-    for key, value, needs in (("precision", run.precision, "16-mixed"), ("strategy", run.strategy, "fsdp")):
-        if value == needs and not cuda:
-            raise RecipeError(f"run.{key}: {value} needs a GPU, and there is none here")
-    if run.accelerator == "gpu" and not cuda:
-        raise RecipeError("run.accelerator: gpu, and there is none here")
-    devices, nodes = _places(run, cuda)
-    return Trainer(
-        accelerator="gpu" if cuda else "cpu",
-        devices=devices,
-        num_nodes=nodes,
-        strategy=_strategy(run, devices * nodes),
-        precision=run.precision,  # type: ignore[arg-type]
-        plugins=[checkpoint.SafeIO(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])],
-        deterministic=run.deterministic or not cuda,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        inference_mode=False,
-        max_epochs=1,
-        num_sanity_val_steps=0,
-        **options,
-    )
-
-
-def _places(run: Run, cuda: bool) -> tuple[int, int]:
-    """Devices per node and nodes; what started this process has the last word."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        local = int(os.environ["LOCAL_WORLD_SIZE"])
-        return local, int(os.environ["WORLD_SIZE"]) // local
-    return run.devices or (torch.cuda.device_count() if cuda else 1), run.nodes
-
-
-def _strategy(run: Run, world: int) -> Strategy | str:
-    if run.strategy == "fsdp":
-        return FSDPStrategy(auto_wrap_policy={Block}, state_dict_type="full")
-    if run.strategy == "ddp" or world > 1:
-        return DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
-    return "auto"
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Afterwards signals do what they did before. Lightning's handlers outlive its loop, and would swallow SIGTERM."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _quiet(run: Run) -> Iterator[None]:
-    """Silences what Lightning says about choices that are made here, and undoes what it sets for the whole process."""
-    levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(run.threads or threads)
-    settings: Any = torch.utils.deterministic
-    held = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
-    settings.fill_uninitialized_memory = False  # costs time, and nothing here reads such memory
-    for name in levels:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="lightning")
-            warnings.filterwarnings("ignore", message=".*(does not have many workers|sync_dist|isinstance.treespec).*")
-            yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        torch.use_deterministic_algorithms(held[0])
-        settings.fill_uninitialized_memory = held[1]
-        torch.set_num_threads(threads)
