@@ -159,11 +159,13 @@ def collect(jobs: Sequence[Job], *, curves: bool = False) -> Results:
 
 @dataclass(frozen=True)
 class Grid:
-    """Places and their repeats. labels and encodings: of rows that have other ones than the table says, for plots."""
+    """Places and their repeats. encodings: of rows that are not named after one, for plots. only: the rows that are
+    shown, if not all of the table, whether they have places or not."""
 
     table: Table
     places: dict[Place, tuple[Repeat, ...]]
     encodings: dict[str, str] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
 
     @cached_property
     def jobs(self) -> list[Job]:
@@ -183,7 +185,7 @@ class Grid:
 
     @property
     def rows(self) -> list[str]:
-        return list(dict.fromkeys(row for _, row, _ in self.places))
+        return [row for row in self.table.rows if not self.only or row in self.only]
 
     @property
     def has_curves(self) -> bool:
@@ -217,12 +219,6 @@ class Grid:
         """The mean over some columns, for all repeats that have them all."""
         lines = zip(*(self.repeats(found, (block, row, column)) for column in columns), strict=False)
         return [statistics.fmean(v for v in line if v is not None) for line in lines if None not in line]
-
-    def join(self, other: Grid) -> Grid:
-        """Both, with rows in the order of the table."""
-        order = list(self.table.rows)
-        places = sorted({**self.places, **other.places}.items(), key=lambda item: order.index(item[0][1]))
-        return replace(self, places=dict(places))
 
 
 @cache

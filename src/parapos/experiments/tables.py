@@ -80,7 +80,7 @@ def resolve(table: Table, root: Path, changes: Mapping[str, str], only: Sequence
                         check_sizes(f"{table.name}: {folder.name}", run.wanted, [column.size or 0])
                     repeats.append(_repeat(table, run, row, name, column))
                 places[block, row, name] = tuple(repeats)
-    return Grid(table, places)
+    return Grid(table, places, only=tuple(only))
 
 
 def _repeats(table: Table, column: Column) -> list[tuple[str, dict[str, str]]]:
@@ -100,15 +100,16 @@ def _repeat(table: Table, run: Run, row: str, name: str, column: Column) -> Repe
 
 
 def with_others(grid: Grid, root: Path, changes: Mapping[str, str]) -> Grid:
-    """The grid with the rows that were not asked for. One that the changes make impossible is left out."""
+    """The grid with the rows that were not asked for. What the changes make impossible has no places."""
+    places = dict(grid.places)
     for row in grid.table.rows:
         if row not in grid.rows:
             with contextlib.suppress(RecipeError, ReportError):
                 other = resolve(grid.table, root, changes, [row])
                 for run in other.runs:
                     run.state()  # of another recipe, perhaps
-                grid = grid.join(other)
-    return grid
+                places |= other.places
+    return replace(grid, places=places, only=())
 
 
 def make(
@@ -164,8 +165,3 @@ def read_raw(folder: Path) -> Results:
             raise ReportError(f"{path}: no such file; give --results DIR, or make the table without --from-cache")
         scores |= store.read(path)
     return Results(scores)
-
-
-def show_only(grid: Grid, only: Sequence[str]) -> Grid:
-    """Some rows of a grid."""
-    return replace(grid, places={place: x for place, x in grid.places.items() if not only or place[1] in only})
