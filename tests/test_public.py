@@ -15,12 +15,12 @@ REPO = Path(__file__).resolve().parents[1]
 PACKAGE = REPO / "src" / "parapos"
 NAMES = {
     "Attention",
+    "AttentionPlan",
     "Block",
     "Distance",
     "Encoder",
     "Encoding",
     "KernelError",
-    "Plan",
     "Polynomial",
     "Positions",
     "Quadratic",
@@ -37,6 +37,7 @@ NAMES = {
     "list_encodings",
     "list_models",
     "point_positions",
+    "register_kernel",
     "tubelet_positions",
 }
 READING = [
@@ -77,7 +78,7 @@ def test_registered_names():
         "none",
         "polynomial",
     }
-    assert {"reference", "features"} <= set(parapos.attention.KERNELS)
+    assert {"reference", "fused", "triton", "flex"} <= set(parapos.attention.KERNELS)
 
 
 def test_the_surface_works_as_promised():
@@ -98,7 +99,7 @@ def test_the_surface_works_as_promised():
     assert parapos.attend(q, k, v, terms=(), mask=None, scale=None, kernel="auto").shape == v.shape
     assert parapos.attend(q, k, v, terms=terms).shape == v.shape
     plan = parapos.explain(q, k, v, terms=terms)
-    assert isinstance(plan, parapos.Plan)
+    assert isinstance(plan, parapos.AttentionPlan)
     assert plan.kernel in str(plan)
 
 
