@@ -288,14 +288,16 @@ class _Scores(NamedTuple):
             found.append(torch.stack([function(d, e) for e in exponents], dim=2))
         return found
 
-    def block(self, functions: Sequence[Tensor], mask: Tensor | None, samples: slice, rows: slice) -> Tensor:
+    def block(
+        self, functions: Sequence[Tensor], mask: Tensor | None, samples: slice, rows: slice, dtype: torch.dtype
+    ) -> Tensor:
         """All terms of a block of scores, with -inf where the mask hides a key: (B or 1, H or 1, n, N)."""
         bias: Tensor | None = None
         for c, f, factor in zip(self.coefficients, functions, self.factors, strict=True):
             more = contract(_cut(c, samples, rows=rows) * factor, f)
             bias = more if bias is None else bias + more
         for table, weight in zip(self.tables, self.weights, strict=True):
-            more = _cut(table, samples, rows=rows) * weight
+            more = _cut(table, samples, rows=rows).to(dtype) * weight
             bias = more if bias is None else bias + more
         assert bias is not None
         return bias if mask is None else bias.masked_fill(~_cut(mask, samples, rows=rows), -torch.inf)
@@ -324,7 +326,7 @@ def _walk(
     for samples, rows in _blocks(q, k, dtype.itemsize):
         if rows != last or not s.shared:
             functions, last = s.functions(samples, rows, dtype), rows
-        yield samples, rows, functions, s.block(functions, mask, samples, rows)
+        yield samples, rows, functions, s.block(functions, mask, samples, rows, dtype)
 
 
 def _forward(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: _Scores) -> None:
