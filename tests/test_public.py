@@ -16,12 +16,12 @@ REPO = Path(__file__).resolve().parents[1]
 PACKAGE = REPO / "src" / "parapos"
 NAMES = {
     "Attention",
+    "AttentionPlan",
     "Block",
     "Distance",
     "Encoder",
     "Encoding",
     "KernelError",
-    "Plan",
     "Polynomial",
     "Positions",
     "Quadratic",
@@ -40,6 +40,7 @@ NAMES = {
     "point_positions",
     "register_dataset",
     "register_encoding",
+    "register_kernel",
     "register_model",
     "register_task",
     "tubelet_positions",
@@ -82,7 +83,7 @@ def test_registered_names():
         "none",
         "polynomial",
     }
-    assert {"reference", "features"} <= set(parapos.attention.KERNELS)
+    assert {"reference", "fused", "triton", "flex"} <= set(parapos.attention.KERNELS)
 
 
 def test_the_surface_works_as_promised():
@@ -103,7 +104,7 @@ def test_the_surface_works_as_promised():
     assert parapos.attend(q, k, v, terms=(), mask=None, scale=None, kernel="auto").shape == v.shape
     assert parapos.attend(q, k, v, terms=terms).shape == v.shape
     plan = parapos.explain(q, k, v, terms=terms)
-    assert isinstance(plan, parapos.Plan)
+    assert isinstance(plan, parapos.AttentionPlan)
     assert plan.kernel in str(plan)
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 import parapos
 from parapos import Quadratic, create_encoding
-from parapos.attention.columns import constant, phi, planes, psi
+from parapos.attention import fused
+from parapos.attention.basis import contract
 from parapos.encodings.parabolic import INITS
 
 DIMS = [1, 2, 3, 4]
@@ -176,21 +177,22 @@ def test_minimal_features_by_integers(p, m):
     definition = literal(a, b, w_p, r)
     form = torch.einsum("bhnm,hmu,hmv->bhnuv", a, w_p, w_p)
     slope = torch.einsum("bhnm,hmu->bhnu", b, w_p)
-    first = planes(form, slope, r)  # coordinates first
-    query, key = psi(*first), phi(first[2], first[0])
-    assert len(query) == len(key) == p * (p + 1) // 2 + p
-    scores = torch.einsum("fbhi,fbhj->bhij", query, key.expand(-1, -1, 3, -1))
-    assert torch.equal(scores + constant(*first)[..., None], definition)
-    assert torch.equal(Quadratic(form, slope, r).scores(torch.float64), definition)
-    # A multiple of the identity needs p + 1 features.
+    heads = torch.zeros(2, 3, 6, 8)
+
+    def by_columns(term, count):
+        """Scores from the columns that the fused kernel uses, whose last one is the constant."""
+        T, phi, _ = fused.columns(term, heads, heads)
+        assert phi[..., count + 1 :].eq(0).all()
+        return contract(term.coefficients(torch.float64), T.double()) @ phi[:, None].double().transpose(-1, -2)
+
+    term = Quadratic(form, slope, r)
+    assert torch.equal(by_columns(term, p * (p + 1) // 2 + p), definition)
+    assert torch.equal(term.scores(torch.float64), definition)
+    # A multiple of the identity needs 2p features, for |r|^2 is the sum of p squares.
     alpha = integers(2, 3, 6)
     eye = alpha[..., None, None] * torch.eye(p).double()
-    first = planes(alpha, slope, r)
-    query, key = psi(*first), phi(first[2], first[0])
-    assert len(query) == len(key) == p + 1
     dense = Quadratic(eye, slope, r).scores(torch.float64)
-    scores = torch.einsum("fbhi,fbhj->bhij", query, key.expand(-1, -1, 3, -1))
-    assert torch.equal(scores + constant(*first)[..., None], dense)
+    assert torch.equal(by_columns(Quadratic(alpha, slope, r), 2 * p), dense)
     assert torch.equal(Quadratic(alpha, slope, r).scores(torch.float64), dense)
     for part in (Quadratic(form, None, r), Quadratic(None, slope, r)):
         other = Quadratic(form if part.M is None else None, slope if part.g is None else None, r)

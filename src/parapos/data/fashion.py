@@ -12,7 +12,6 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor

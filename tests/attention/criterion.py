@@ -1,0 +1,34 @@
+"""The error budget as numbers: a kernel may be off by twice what the reference in the same dtype is off by; gradients thrice.
+
+Distances are root mean squares; the largest single error may be twice its own allowance, because it is one number of
+many, and luck. Where the reference is exact by luck, one unit in the last place is allowed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Numbers = dict[str, Tensor]  # "out" and gradients by name, in float64
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def excess(ours: Numbers, theirs: Numbers, truth: Numbers, dtype: torch.dtype, size: int) -> dict[str, float]:
+    """Each quantity's error over its allowance; above 1 is a failure. size: products in a score."""
+    assert truth.keys() == theirs.keys() == ours.keys()
+    largest = max(x.abs().max() for x in truth.values()) * size  # a gradient of exactly 0 is a difference of such sums
+    found = {}
+    for name, exact in truth.items():
+        assert torch.isfinite(ours[name]).all(), name
+        factor = 2 if name == "out" else 3
+        ulp = torch.finfo(dtype).eps * (exact.abs().max() or largest)
+        allowed, mine = (theirs[name] - exact).abs(), (ours[name] - exact).abs()
+        rms = mine.square().mean().sqrt() / (factor * allowed.square().mean().sqrt() + ulp)
+        top = mine.max() / (2 * factor * allowed.max() + ulp)
+        found[name] = max(rms.nan_to_num(0.0).item(), top.nan_to_num(0.0).item())
+    return found
+
+
+def assert_within_budget(ours: Numbers, theirs: Numbers, truth: Numbers, dtype: torch.dtype, size: int) -> None:
+    ratios = excess(ours, theirs, truth, dtype, size)
+    assert all(ratio <= 1 for ratio in ratios.values()), f"{dtype}: error over allowance {ratios}"
