@@ -6,16 +6,21 @@ import torch.nn.functional as F
 
 import parapos
 from parapos import create_encoding
+from parapos.encodings.parabolic import FLOOR, STEEPNESS
 from tests.attention.budget import DTYPES, FUSED, assert_within_budget, make_case
 
 DIMS = [1, 2, 3, 4]
 
 
-def pair(p, **options):
+def pair(p, floor=None, **options):
     """The direct form, and the parabolas that it starts from."""
     made = []
     for form in ("direct", "parabolas"):
         torch.manual_seed(0)
+        if form == "direct":
+            options["floor"] = floor
+        else:
+            del options["floor"]
         made.append(create_encoding("pape", **{"dim": 26, "heads": 3, "head_dim": 8, **options}, pos_dim=p, form=form))
     return made
 
@@ -28,32 +33,36 @@ def term_of(encoding, x):
 
 
 @pytest.mark.parametrize("p", DIMS)
-def test_definition_by_loops(p, make, inputs, qk):
-    module = make("pape-direct", p, dtype=torch.float64)
+@pytest.mark.parametrize("floor", [0, 0.2, FLOOR])
+def test_definition_by_loops(p, floor, make, inputs, qk):
+    module = make("pape-direct", p, dtype=torch.float64, **({} if floor == FLOOR else {"floor": floor}))
     encoding = module.encoding
     x, r = inputs(module, batch=1, tokens=4)
     (term,) = encoding(x, *qk(module, x), r)[2]
     scores = term.scores(torch.float64)
     for head in range(encoding.heads):
         for i in range(4):
-            lower = torch.zeros(p, p, dtype=torch.float64)
+            lower, start = (torch.zeros(p, p, dtype=torch.float64) for _ in range(2))
             count = 0
             for u in range(p):
                 for v in range(u + 1):
+                    start[u, v] = encoding.l_0[head, count]
                     lower[u, v] = encoding.l_0[head, count] + encoding.w_l[head, count] @ x[0, i]
                     count += 1
             slope = encoding.w_g[head] @ x[0, i]
             for j in range(4):
                 delta = r[0, j] - r[0, i]
-                want = -(lower.T @ delta).square().sum() + slope @ delta
+                kept = floor / (1 - floor) * (start.T @ delta).square().sum()
+                want = -(lower.T @ delta).square().sum() - kept + slope @ delta
                 torch.testing.assert_close(scores[0, head, i, j], want, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("p", DIMS)
 @pytest.mark.parametrize("init", ["paper", "wide", (1.5, 0.0, 2.0)])
-def test_it_starts_from_the_drawn_parabolas(p, init):
+@pytest.mark.parametrize("floor", [0, 0.4])
+def test_it_starts_from_the_drawn_parabolas(p, init, floor):
     """At x = 0 M is theirs with softplus at its mean, the change with x is theirs to first order, and g is theirs."""
-    direct, parabolas = (e.double() for e in pair(p, parabolas=7, init=init))
+    direct, parabolas = (e.double() for e in pair(p, floor=floor, parabolas=7, init=init))
     unit = direct.unit
     w_p = parabolas.w_p / unit
     mean = 0.733 * w_p.transpose(1, 2) @ w_p
@@ -68,12 +77,12 @@ def test_it_starts_from_the_drawn_parabolas(p, init):
     torch.testing.assert_close(term_of(direct, x).g, term_of(parabolas, x).g, rtol=1e-5, atol=1e-6)
     lower = torch.zeros(3, p, p, dtype=torch.float64)
     lower[:, *torch.tril_indices(p, p)] = direct.l_0
-    torch.testing.assert_close(lower, torch.linalg.cholesky(mean), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lower, (1 - floor) ** 0.5 * torch.linalg.cholesky(mean), rtol=1e-5, atol=1e-6)
 
 
 def test_the_mean_of_softplus():
     draws = torch.randn(10**6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3**-0.5
-    assert F.softplus(draws).mean().item() == pytest.approx(parapos.encodings.parabolic.STEEPNESS, abs=1e-3)
+    assert F.softplus(draws).mean().item() == pytest.approx(STEEPNESS, abs=1e-3)
 
 
 @pytest.mark.parametrize(("p", "mean", "diagonal", "other"), [(2, 6.11, 0.46, 0.35), (3, 4.07, 0.31, 0.23)])
@@ -115,12 +124,26 @@ def test_parameters_of_vit_base():
 @pytest.mark.parametrize("p", DIMS)
 def test_every_concave_form_is_reachable(p):
     encoding = pair(p, parabolas=5)[0].double()
+    share = 1 - encoding.floor
     root = torch.randn(3, p, p, dtype=torch.float64)
     want = root @ root.transpose(1, 2)
     with torch.no_grad():
         encoding.w_l.zero_()
-        encoding.l_0.copy_(torch.linalg.cholesky(want)[:, *torch.tril_indices(p, p)])
+        encoding.l_0.copy_(torch.linalg.cholesky(want * share)[:, *torch.tril_indices(p, p)])
     torch.testing.assert_close(-term_of(encoding, torch.randn(1, 1, 26).double()).M[0, :, 0], want)
+
+
+@pytest.mark.parametrize("p", DIMS)
+def test_the_floor_holds_for_every_token(p):
+    """Whatever the token, -M is at least `floor` times the form at x = 0; without a floor M comes close to singular."""
+    zero, x = torch.zeros(1, 1, 26).double(), 30 * torch.randn(1, 5000, 26).double()
+    smallest = {}
+    for floor in (0, 0.25):
+        encoding = pair(p, floor=floor, parabolas=5)[0].double()
+        mean, form = (-term_of(encoding, tokens).M for tokens in (zero, x))
+        assert torch.linalg.eigvalsh(form - floor * mean).min() > -1e-9
+        smallest[floor] = (torch.linalg.eigvalsh(form)[..., 0] / torch.linalg.eigvalsh(mean)[..., 0]).min()
+    assert smallest[0] < 1e-3 < 0.25 <= smallest[0.25] + 1e-9
 
 
 def test_what_it_becomes_is_saved_and_folding_changes_nothing():
@@ -146,7 +169,7 @@ def test_error_budget(p, dtype, kernel):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_positional_arithmetic_is_not_in_half(dtype):
     """L L^T is formed in float32 from the outputs of the linear layer."""
-    encoding = pair(2, parabolas=16)[0].to(dtype)
+    encoding = pair(2, floor=0, parabolas=16)[0].to(dtype)
     x = torch.randn(1, 5, 26).to(dtype)
     term = term_of(encoding, x)
     lower = F.linear(x, encoding.w_l.flatten(0, 1)).float().unflatten(-1, (3, 3)).transpose(1, 2)

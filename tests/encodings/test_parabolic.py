@@ -295,6 +295,9 @@ def test_the_release_flips_the_linear_term(variant, make, inputs, qk):
         ({"form": "direct", "distance": False}, "form='direct' has no ablations"),
         ({"form": "direct", "compat": "official"}, "compat must be None, got 'official'"),
         ({"form": "direct", "init": (1.0, -2.0, 1.0)}, "second number of init must be 0, got -2.0"),
+        ({"floor": 0.1}, "floor must be .*with form='direct' only, got 0.1 with 'parabolas'"),
+        ({"form": "direct", "floor": 1.0}, "floor must be at least 0 and below 1"),
+        ({"form": "direct", "floor": -0.1}, "floor must be at least 0 and below 1.*-0.1"),
         ({"form": "direct", "parabolas": 1}, "parabolas must be at least 2 with form='direct', got 1.*singular"),
     ],
 )

@@ -4,7 +4,8 @@
 
 B batch, N tokens, D model width, H heads, p position dims, m parabolas. Before attention the m parabolas collapse to
 M_i = W_p^T diag(a_i) W_p (p x p) and g_i = (W_p^T W_b) x_i (p), so b_i and W_p D are never formed, in training either.
-form="direct" reads M_i and g_i from the token without parabolas: M_i = -L_i L_i^T, L_i = L_0 + W_L x_i, g_i = W_g x_i.
+form="direct" reads both from the token without parabolas: M_i = -L_i L_i^T - f L_0 L_0^T with L_i = L_0 + W_L x_i lower
+triangular, and g_i = W_g x_i.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .base import Encoding
 from .claims import Claims
 
 FORMS = ("parabolas", "direct")
+FLOOR = 0.25  # chosen in docs/results/desk-forms.md
 STEEPNESS = 0.733  # the mean of softplus(N(0, 1/3)), which is -a_i at the start for unit-variance tokens
 INITS = {"paper": (1.0, 0.0, 1.0), "wide": (0.25, 0.0, 1.0)}  # factor of W_p, constant inside softplus, unit of D
 
@@ -44,8 +46,9 @@ class PaPE(Encoding):
     factor of the drawn W_p, the constant inside softplus, the unit of D.
 
     form="direct" needs no parabolas: p (p + 1) / 2 + p outputs per head, the lower triangle L_i and g_i. It reaches
-    every concave form and starts in the law of m parabolas, m >= p. Ablations, the constant inside softplus and compat
-    belong to parabolas.
+    every concave form and starts in the law of m parabolas, m >= p. floor is the share of a head's form that every
+    token keeps, from 0 up to 1: f = floor / (1 - floor). Without it many tokens learn a direction that never decays.
+    Ablations, the constant inside softplus and compat belong to parabolas, floor to the direct form.
     """
 
     claims = Claims(translation=True, rotation=False, decay=True, direction=True, context=True)
@@ -62,11 +65,16 @@ class PaPE(Encoding):
         projection: bool = True,
         init: str | tuple[float, ...] | list[float] = "paper",
         form: str = "parabolas",
+        floor: float | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+        if floor is not None and (form != "direct" or not 0 <= floor < 1):
+            raise ValueError(
+                f"floor must be at least 0 and below 1, with form='direct' only, got {floor} with {form!r}"
+            )
         m = parabolas if parabolas is not None else 50 if projection else self.pos_dim
         if not isinstance(m, int) or m < 1 or not (projection or m == self.pos_dim):
             want = "a positive integer" if projection else f"{self.pos_dim} without projection"
@@ -94,6 +102,7 @@ class PaPE(Encoding):
         self.l_0: nn.Parameter | None = None
         self.w_l: nn.Parameter | None = None
         self.form = form
+        self.floor = FLOOR if floor is None else floor
         if form == "direct":
             self._replace_parabolas()
 
@@ -113,17 +122,19 @@ class PaPE(Encoding):
     def _replace_parabolas(self) -> None:
         """Start the direct form in the law of the drawn parabolas: the mean of M, its linear change with x, and g.
 
-        A = 0.733 W_p^T W_p is the mean of -M, L_0 its Cholesky factor. Softplus changes -M by dA = 1/2 sum_l w_l w_l^T
-        (W_a x)_l to first order, and L by L_0 Phi(L_0^-1 dA L_0^-T); Phi keeps the lower triangle, its diagonal halved.
-        With W_p = Q R, L_0 = sqrt(0.733) R^T, and the argument of Phi is Q^T diag(W_a x) Q / (2 * 0.733).
+        A = 0.733 W_p^T W_p is the mean of -M, and L_0 the Cholesky factor of what the floor leaves, (1 - floor) A.
+        Softplus changes -M by dA = 1/2 sum_l w_l w_l^T (W_a x)_l to first order, and L by L_0 Phi(L_0^-1 dA L_0^-T);
+        Phi keeps the lower triangle, its diagonal halved. With W_p = Q R and c = 0.733 (1 - floor), L_0 = sqrt(c) R^T,
+        and the argument of Phi is Q^T diag(W_a x) Q / 2c.
         """
         assert self.w_p is not None
         assert self.w_a is not None
+        c = STEEPNESS * (1 - self.floor)
         q, r = torch.linalg.qr(self.w_p / self.unit)  # (H, m, p), (H, p, p)
         sign = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)  # L_0 has a positive diagonal
-        start = STEEPNESS**0.5 * (r * sign[..., None]).transpose(1, 2)
+        start = c**0.5 * (r * sign[..., None]).transpose(1, 2)
         q = q * sign[:, None]
-        change = torch.einsum("hmu,hmv,hmd->huvd", q, q, self.w_a) / (2 * STEEPNESS)
+        change = torch.einsum("hmu,hmv,hmd->huvd", q, q, self.w_a) / (2 * c)
         phi = torch.ones_like(start).tril() - 0.5 * torch.eye(self.pos_dim, device=start.device)
         rows, columns = torch.tril_indices(self.pos_dim, self.pos_dim)
         self.l_0 = nn.Parameter(start[:, rows, columns])
@@ -162,15 +173,20 @@ class PaPE(Encoding):
             form = (a @ outer).unflatten(-1, (self.pos_dim, self.pos_dim))
         return form.expand(x.shape[0], -1, x.shape[1], -1, -1)
 
-    def _direct(self, x: Tensor) -> Tensor:
-        """M_i = -L_i L_i^T: (B, H, N, p, p)."""
-        assert self.w_l is not None
-        assert self.l_0 is not None
-        lower = self._read(x, self.w_l) + _wide(self.l_0)[:, None]  # (B, H, N, p (p + 1) / 2)
+    def _square(self, lower: Tensor) -> Tensor:
+        """L L^T (..., p, p) of lower triangles (..., p (p + 1) / 2)."""
         rows = lower.split(tuple(range(1, self.pos_dim + 1)), -1)  # row u of L has u + 1 numbers
         pairs = [(max(u, v), min(u, v)) for u in range(self.pos_dim) for v in range(self.pos_dim)]
-        form = torch.stack([-(rows[u][..., : v + 1] * rows[v]).sum(-1) for u, v in pairs], -1)
-        return form.unflatten(-1, (self.pos_dim, self.pos_dim))
+        square = torch.stack([(rows[u][..., : v + 1] * rows[v]).sum(-1) for u, v in pairs], -1)
+        return square.unflatten(-1, (self.pos_dim, self.pos_dim))
+
+    def _direct(self, x: Tensor) -> Tensor:
+        """M_i = -L_i L_i^T - f L_0 L_0^T: (B, H, N, p, p)."""
+        assert self.w_l is not None
+        assert self.l_0 is not None
+        l_0 = _wide(self.l_0)[:, None]  # (H, 1, p (p + 1) / 2)
+        floor = self.floor / (1 - self.floor) * self._square(l_0)
+        return -floor - self._square(l_0 + self._read(x, self.w_l))
 
     def fold(self) -> None:
         """Keep W_p^T W_b (H, p, D) instead of W_b, for inference. The direct form has only that from the start."""
