@@ -16,6 +16,7 @@ settings.register_profile("parapos", deadline=None, derandomize=True, max_exampl
 settings.load_profile("parapos")
 
 CASES = [(name, p) for name, cls in ENCODINGS.items() for p in (1, 2, 3, 4) if cls.claims.unbounded or p == 2]
+CASES += [("pape-direct", p) for p in (1, 2, 3, 4)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,10 +57,15 @@ def registries():
 
 @pytest.fixture(scope="session")
 def make():
-    """make(name, p, **options): an Attention module of 3 heads (12 where an encoding has fixed layouts)."""
+    """make(name, p, **options): an Attention module of 3 heads (12 where an encoding has fixed layouts).
+
+    "pape-direct" is PaPE with form="direct".
+    """
 
     def build(name, p, *, dtype=None, kernel="reference", seed=0, **options):
         torch.manual_seed(seed)
+        if name == "pape-direct":
+            name, options = "pape", {"form": "direct", **options}
         heads = 3 if ENCODINGS[name].claims.unbounded else 12
         if name == "pape" and options.get("projection", True):  # else m = p
             options = {"parabolas": 5, **options}
