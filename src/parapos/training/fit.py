@@ -30,7 +30,7 @@ from ..data.roots import check_root
 from ..data.sampling import EvalBatches, Plan, TrainBatches
 from ..tasks import Metric, Task
 from . import checkpoint, recipe, state
-from .callbacks import Display, Engine, Recorder
+from .callbacks import Display, Engine, Recorder, Stopped
 from .loading import Loader, count_skipped
 from .lock import FolderLock
 from .machine import as_possible, make_trainer, own_signals, quiet, told_plainly
@@ -123,8 +123,10 @@ def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> 
         judged = Loader(validation, module.eval_batches, wanted.data.workers, task.collate)
         try:
             trainer.fit(module, loader, judged, ckpt_path=resumed and str(resumed))
-        finally:
+        except Stopped:  # all processes stop together; after another error they may not be there to count
             _tell_skipped(training, validation)
+            raise
+        _tell_skipped(training, validation)
     return f"{folder} is finished: {_best(wanted, module.progress)}"
 
 
