@@ -220,7 +220,7 @@ def _columns_forward(
     width, w = q.shape[-1] + phi.shape[-1], v.shape[-1]
     parts = _parts(q, k, width, 4)
     widen = _Wide(parts[0], width, q, k, v)
-    out, lse = _empty(q, w, width), q.new_empty(q.shape[:3], dtype=torch.float32)
+    out, lse = _outputs(q, w, width)
     for part in parts:
         wide, bias = widen(part, *_columns_of(part, psi, phi)), _bias_of(mask, *part, q.dtype)
         y, z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)
@@ -417,7 +417,7 @@ def _attend(
     if made and fits(coefficients[0], made[2], scale, q.dtype):
         return _columns_forward(q, k, v, mask, scale, coefficients[0], *made[:2])
     s = _Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
-    out, lse = _outputs(q, v, made)
+    out, lse = _outputs(q, v.shape[-1], _room(q, made))
     _forward(out, q, k, v, mask, scale, s)
     return out, lse
 
@@ -430,14 +430,16 @@ def _room(q: Tensor, made: Sequence[Tensor]) -> int:
     return q.shape[-1] + made[1].shape[-1] if made else 0
 
 
-def _outputs(q: Tensor, v: Tensor, made: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    lse = q.new_empty(q.shape[:3] if made else 0, dtype=torch.float32)
-    return _empty(q, v.shape[-1], _room(q, made)), lse
+def _outputs(q: Tensor, width: int, room: int) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp as PyTorch's kernel lays them out for widened queries; without columns there is no latter."""
+    b, h, n, _ = q.shape
+    lse = q.new_empty((b, n, h), dtype=torch.float32).transpose(1, 2) if room else q.new_empty(0, dtype=torch.float32)
+    return q.new_empty((b, h, n, max(room, width)))[..., :width], lse
 
 
 @_attention.register_fake
 def _(q, k, v, *rest):  # type: ignore[no-untyped-def]
-    return _outputs(q, v, rest[-1])
+    return _outputs(q, v.shape[-1], _room(q, rest[-1]))
 
 
 @torch.library.custom_op("parapos::attention_backward", mutates_args=())
