@@ -531,7 +531,8 @@ def attention(call: Call) -> Tensor:
     s = _Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     made = [] if term is None else list(columns(term, q, v))
     # Without gradients there is no need to pass through PyTorch's dispatcher, which takes as long as a small call.
-    direct = not call.needs_grad and not torch.compiler.is_compiling() and not q.is_meta
+    watched = torch.compiler.is_compiling() or type(q) is not Tensor or torch._C._len_torch_dispatch_stack()
+    direct = not (call.needs_grad or watched or q.is_meta)
     out: Tensor = (_attend if direct else _attention)(q, k, v, call.mask, call.scale, *s, made)[0]
     return out
 
