@@ -47,8 +47,8 @@ def test_event_times_keep_their_digits(clock):
     assert r.dtype == torch.float64
     assert torch.equal(r[:, :2], torch.stack([x, y], -1).double())
     torch.testing.assert_close(r[1:, 2] - r[:-1, 2], torch.full((49,), 0.01).double(), rtol=1e-6, atol=0)
-    shifted, _ = centre(r[None])
-    torch.testing.assert_close(shifted.float()[0].diff(dim=0)[:, 2], torch.full((49,), 0.01), rtol=1e-4, atol=0)
+    shifted = r - centre(r[None])[0][0]
+    torch.testing.assert_close(shifted.float().diff(dim=0)[:, 2], torch.full((49,), 0.01), rtol=1e-4, atol=0)
 
 
 def test_events_of_a_batch_with_a_class_token():
@@ -103,9 +103,6 @@ def test_positions_are_checked_once():
     assert checked.unplaced is False
     assert Positions.of(checked, 3) is checked
     assert Positions.of(r.expand(2, 5, 3)).r.shape == (2, 5, 3)
-    state = checked.with_state("tables")
-    assert state.state == "tables"
-    assert state.r is checked.r
     r[2] = NAN
     assert Positions.of(r).unplaced is True
     assert placed(Positions.of(r).r).tolist() == [[True, True, False, True, True]]
@@ -159,18 +156,23 @@ dims, seeds = st.integers(1, 4), st.integers(0, 2**31)
 def test_centring_integers_changes_no_difference(seed, p, n, bits, dtype):
     g = torch.Generator().manual_seed(seed)
     r = torch.randint(-(2**bits), 2**bits + 1, (2, n, p), generator=g).to(dtype)
-    shifted, reach = centre(r)
-    assert torch.equal(differences(shifted), differences(r))
+    middle, reach = centre(r)
+    assert middle.dtype == reach.dtype == torch.float64
+    assert torch.equal(differences(r - middle), differences(r.double()))
     half = (r.amax(1) - r.amin(1)).amax(-1) / 2
     assert (reach.flatten() <= half + half.clamp(max=1) / 2).all()
+    if half.min() >= 1:  # whole numbers stay whole
+        assert (r - middle).frac().eq(0).all()
 
 
 @given(seeds, dims, st.integers(1, 9), st.floats(-1e6, 1e6), st.floats(1e-3, 1e4))
 def test_centring_reals(seed, p, n, shift, spread):
     g = torch.Generator().manual_seed(seed)
     r = torch.randn(2, n, p, generator=g, dtype=torch.float64) * spread + shift
-    shifted, reach = centre(r)
+    middle, reach = centre(r)
+    assert middle.shape == (2, 1, p)
     assert reach.shape == (2, 1, 1)
+    shifted = r - middle
     assert torch.equal(reach.flatten(), shifted.abs().amax((1, 2)))
     rounding = 4 * torch.finfo(torch.float64).eps * r.abs().max()
     assert (differences(shifted) - differences(r)).abs().max() <= rounding
@@ -178,7 +180,7 @@ def test_centring_reals(seed, p, n, shift, spread):
     assert (reach.flatten() <= half + half.clamp(max=1) / 2 + rounding).all()
     # Grids near the origin and far from it end up in the same place.
     grid = torch.randint(0, 50, (1, n, p), generator=g).float()
-    assert torch.equal(centre(grid)[0], centre(grid + 2**20)[0])
+    assert torch.equal(grid - centre(grid)[0], grid + 2**20 - centre(grid + 2**20)[0])
 
 
 @given(seeds, dims, st.integers(2, 9))
@@ -187,49 +189,134 @@ def test_hidden_and_unplaced_tokens_do_not_move_the_centre(seed, p, n):
     r = torch.randn(3, n, p, generator=g) * 5
     mask = torch.rand(3, n, generator=g) < 0.7
     mask[:, 0] = True
-    shifted, reach = centre(r, mask)
+    middle, reach = centre(Positions.of(r).hide(mask).r)
     wild = r.clone()
     wild[~mask] = 1e8
-    other, other_reach = centre(wild, mask)
-    assert torch.equal(other[mask], shifted[mask])
-    assert torch.equal(other_reach, reach)
-    wild[~mask] = NAN
-    other, other_reach = centre(wild)
-    assert torch.equal(other[mask], shifted[mask])
-    assert torch.equal(other_reach, reach)
-    assert other[~mask].eq(0).all()
-    for b in range(3):  # one offset per sample, whatever the others hold
-        assert torch.equal(centre(r[b : b + 1], mask[b : b + 1])[0], shifted[b : b + 1])
+    for other in (Positions.of(wild).hide(mask).r, torch.where(mask[..., None], r, NAN)):
+        for found, want in zip(centre(other), (middle, reach), strict=True):
+            assert torch.equal(found, want)
+    for b in range(3):  # one centre per sample, whatever the others hold
+        assert torch.equal(centre(r[b : b + 1, mask[b]])[0], middle[b : b + 1])
 
 
 def test_shared_positions_are_centred_per_mask():
-    r = grid_positions(1, 9)[None]
     mask = torch.arange(9) < torch.tensor([[9], [3]])
-    shifted, reach = centre(r, mask)
-    assert shifted[:, :, 0].tolist() == [list(range(-4, 5)), list(range(-1, 8))]
+    middle, reach = centre(Positions.of(grid_positions(1, 9)).hide(mask).r)
+    assert middle[:, 0, 0].tolist() == [5, 2]
     assert reach.flatten().tolist() == [4, 1]
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -3.0, 1e6, 1e9, -1e12])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [1, 3])
-def test_tokens_in_one_place_centre_to_zero(value, dtype, n):
-    shifted, reach = centre(torch.full((1, n, 2), value, dtype=dtype))
-    assert shifted.eq(0).all()
+def test_tokens_in_one_place_are_their_own_centre(value, dtype, n):
+    r = torch.full((1, n, 2), value, dtype=dtype)
+    middle, reach = centre(r)
+    assert (r - middle).eq(0).all()
     assert reach.eq(0).all()
 
 
 @pytest.mark.parametrize("shift", [1e5, 1e7, 1e9])
 def test_huge_shifts_stay_finite_and_close(shift):
     r = torch.tensor([[[0.0], [64.0], [128.0]]]) + shift
-    shifted, reach = centre(r)
-    assert torch.equal(differences(shifted), differences(r))
+    middle, reach = centre(r)
+    assert torch.equal(differences(r - middle), differences(r.double()))
     assert reach.item() == pytest.approx(64, abs=32)
 
 
-@pytest.mark.parametrize("mask", [None, torch.zeros(1, 3, dtype=torch.bool)])
-def test_no_valid_token(mask):
-    r = torch.full((1, 3, 2), NAN if mask is None else 5.0)
-    shifted, reach = centre(r, mask)
-    assert shifted.isfinite().all()
-    assert reach.eq(0).all()
+def test_no_token_with_a_position():
+    for r in (torch.full((1, 3, 2), NAN), Positions.of(torch.ones(3, 2)).hide(torch.zeros(1, 3, dtype=torch.bool)).r):
+        middle, reach = centre(r)
+        assert middle.eq(0).all()
+        assert reach.eq(0).all()
+
+
+def test_what_is_made_once_is_made_once():
+    made, positions = [], Positions.of(torch.ones(3, 2))
+    for key in ("a", "a", ("a", 1), "a"):
+        assert positions.once(key, lambda: made.append(1) or len(made)) == (1 if key == "a" else 2)
+    assert len(made) == 2
+    assert Positions.of(positions.r).once("a", lambda: "anew") == "anew"
+
+
+def test_hiding_is_done_once_for_a_mask():
+    positions, mask = Positions.of(grid_positions(2, 3)), torch.ones(2, 6, dtype=torch.bool)
+    mask[1, 4:] = False
+    hidden = positions.hide(mask)
+    assert positions.hide(mask) is hidden
+    assert torch.equal(placed(hidden.r), mask)
+    assert positions.hide(mask.clone()) is not hidden  # it may hold other numbers
+    hidden = positions.hide(mask)
+    mask[0, 0] = False
+    again = positions.hide(mask)
+    assert again is not hidden
+    assert torch.equal(placed(again.r), mask)
+    assert placed(positions.r).all()
+
+
+def test_hiding_under_inference_mode_follows_the_mask():
+    """Tensors made there have no version, so nothing can be kept for them."""
+    positions = Positions.of(grid_positions(2, 3))
+    with torch.inference_mode():
+        mask = torch.ones(1, 6, dtype=torch.bool)
+        assert placed(positions.hide(mask).r).all()
+        mask[0, 2] = False
+        assert torch.equal(placed(positions.hide(mask).r), mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_gathered_tokens(dtype):
+    r = torch.randn(2, 5, 3)
+    index = torch.tensor([[[0, 4], [3, 3], [1, -1]], [[2, 1], [0, -1], [-1, -1]]], dtype=dtype)
+    windows = Positions.of(r).gather(index).r
+    assert windows.shape == (6, 2, 3)
+    for b in range(2):
+        for w in range(3):
+            for k, i in enumerate(index[b, w].tolist()):
+                found = windows[3 * b + w, k]
+                assert found.isnan().all() if i < 0 else torch.equal(found, r[b, i])
+    assert torch.equal(Positions.of(r).gather(index[:, 0]).r, windows[[0, 3]])  # (B, K)
+    assert torch.equal(Positions.of(r[0]).gather(index[0, :2]).r, windows[:2])  # windows (W, K) of one sample
+    shared = Positions.of(r[0]).gather(index[:, :1])  # samples share positions, and each has its own index
+    assert torch.equal(shared.r, r[0][index[:, 0].long()])
+
+
+def test_gathered_padding_has_no_position_and_says_so():
+    positions = Positions.of(torch.randn(4, 2))
+    assert positions.gather(torch.tensor([[0, -1]])).unplaced is not False
+    r = torch.randn(4, 2)
+    r[1] = NAN
+    assert Positions.of(r).gather(torch.tensor([[0, 1]])).unplaced is not False
+
+
+@pytest.mark.parametrize(
+    ("index", "word"),
+    [
+        (torch.zeros(3, dtype=torch.int64), r"\(3,\)"),
+        (torch.zeros(1, 2, 3, 4, dtype=torch.int64), r"\(1, 2, 3, 4\)"),
+        (torch.zeros(2, 3), "float32"),
+        (torch.zeros(2, 3, dtype=torch.bool), "bool"),
+        (torch.zeros(3, 4, dtype=torch.int64), r"2 samples.*\(3, 4\)"),
+    ],
+)
+def test_bad_indices_are_named(index, word):
+    with pytest.raises(ValueError, match=word):
+        Positions.of(torch.zeros(2, 5, 2)).gather(index)
+
+
+def test_sets_are_joined_one_after_another():
+    a, b = Positions.of(torch.randn(2, 3, 2)), Positions.of(grid_positions(2, 2, cls="unplaced"))
+    both = Positions.cat([a, b])
+    assert both.r.shape == (2, 8, 2)
+    torch.testing.assert_close(both.r, torch.cat([a.r, b.r.expand(2, -1, -1)], 1), equal_nan=True, rtol=0, atol=0)
+    assert both.unplaced is True
+    assert Positions.cat([a, a]).unplaced is False
+    assert Positions.cat([a, Positions.unchecked(a.r)]).unplaced is None
+
+
+def test_some_samples_and_tokens_are_taken():
+    r = torch.randn(3, 5, 2)
+    positions = Positions.of(r)
+    assert torch.equal(positions.take(slice(1, 3), slice(2, 4)).r, r[1:3, 2:4])
+    assert torch.equal(Positions.of(r[0]).take(slice(1, 3)).r, r[:1])  # shared by all samples
+    assert positions.take(slice(0, 1)).unplaced is False

@@ -93,7 +93,7 @@ def point_positions(points: Tensor, *, unit: float = 1.0, cls: ClassToken = Fals
     return _with_cls(points.to(torch.promote_types(points.dtype, torch.float32)) / unit, cls)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # a frozen one would be hashed by its fields while compiling
 class Positions:
     """Positions that were checked once, and all that is made from them alone, made once and shared by all layers.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import parapos
 from parapos.attention import Call, Distance, Polynomial, Quadratic, Table, Term, flex
 from parapos.positions import Positions
-from parapos.report.support import EXAMPLES
+from tools.support import EXAMPLES
 
 from .criterion import DTYPES, assert_within_budget
 

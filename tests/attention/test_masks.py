@@ -1,25 +1,21 @@
-"""One mask rule everywhere: True is a real token; a query that sees no key gives zeros and zero gradients."""
+"""One mask rule everywhere: True may be seen; a query that sees no key gives zeros and has zero gradients.
+
+A mask of two dimensions is key padding (B, N), one of four (B or 1, H or 1, n, N) says what each query may see.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 
 import pytest
 import torch
+from torch import Tensor
 
 import parapos
 
-from .budget import Case, make_case, way
+from .budget import FORWARD, TRAINING, Case, full, make_case
 
-
-@pytest.fixture(autouse=True, params=["few tokens", "columns", "windows"])
-def _every_way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test in every way that the features kernel may take, whatever its number of tokens."""
-    with way(request.param):
-        yield
-
-
-kernels = pytest.mark.parametrize("kernel", ["features", "reference"])
+kernels = pytest.mark.parametrize("kernel", ["reference", *TRAINING])
 encodings = pytest.mark.parametrize("name", parapos.list_encodings())
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda d: str(d)[6:])
 
@@ -32,21 +28,55 @@ def padded(name: str, dtype: torch.dtype = torch.float32) -> Case:
     return make_case(name, r=r, batch=3, mask=mask, dtype=dtype)
 
 
+def blind(name: str, dtype: torch.dtype = torch.float32) -> Case:
+    """A mask (B, H, n, N) that hides keys 4 and 11 from all, and all keys from queries 2 of sample 0 and head 1."""
+    case = padded(name, dtype)
+    g = torch.Generator().manual_seed(5)
+    case.mask = torch.rand(3, 2, 30, 30, generator=g) < 0.7
+    case.mask[..., [4, 11]] = False
+    case.mask[0, 1, 2] = False
+    return case
+
+
+def empty(case: Case) -> Tensor:
+    """(B, H, n): queries that see no key."""
+    seen = case.mask.expand(3, 2, 30, 30)
+    q = torch.zeros(3, 2, 30, 16)
+    for term in case.encoding(torch.zeros(3, 30, 24, dtype=case.dtype), q, q, case.r)[2]:
+        seen = seen & (term.scores(torch.float32) > -torch.inf)
+    return ~seen.any(-1)
+
+
 @kernels
 @encodings
 @DTYPES
-@pytest.mark.parametrize("fill", [7.0, -1e4, torch.nan, torch.inf])
+@pytest.mark.parametrize("fill", [torch.nan, full(7.0), full(-1e4), full(torch.inf)])
 def test_padding_never_matters(name: str, kernel: str, dtype: torch.dtype, fill: float) -> None:
     """Whatever stands in padded keys and values, NaN included, valid outputs are equal to the last bit."""
     case = padded(name, dtype)
     before = case.run(kernel, dtype)
-    case.tensors["k"][~case.mask[:, None, :].expand(-1, 2, -1)] = fill
-    case.tensors["v"][~case.mask[:, None, :].expand(-1, 2, -1)] = fill
+    for key in "kv":
+        case.tensors[key][~case.mask[:, None, :].expand(-1, 2, -1)] = fill
     after = case.run(kernel, dtype)
     assert torch.equal(before["out"], after["out"])
     for key in ("dq", "dk", "dv"):
         rows = case.mask[:, None, :, None].expand_as(before[key])
         assert torch.equal(before[key][rows], after[key][rows]), key
+
+
+@kernels
+@encodings
+@DTYPES
+@pytest.mark.parametrize("fill", [torch.nan, full(7.0), full(torch.inf)])
+def test_keys_that_nobody_sees_never_matter(name: str, kernel: str, dtype: torch.dtype, fill: float) -> None:
+    case = blind(name, dtype)
+    before = case.run(kernel, dtype)
+    for key in "kv":
+        case.tensors[key][:, :, [4, 11]] = fill
+    after = case.run(kernel, dtype)
+    for key in set(before) - {"dfrequencies"}:  # rope_mixed turns keys before they are hidden, and 0 * NaN is NaN
+        assert torch.isfinite(after[key]).all(), key
+        assert torch.equal(before[key], after[key]), key
 
 
 @kernels
@@ -83,28 +113,116 @@ def test_empty_samples(name: str, kernel: str, dtype: torch.dtype) -> None:
     case = padded(name, dtype)
     case.mask[2] = False
     q, k, v = (case.tensors[key].clone().requires_grad_() for key in "qkv")
-    q_, k_, terms = case.encoding(case.tensors["x"], q, k, case.r)
-    out = parapos.attend(q_, k_, v, terms, case.mask, case.encoding.scale, kernel)
+    out = case.attend(kernel, case.tensors["x"], q, k, v)
     assert (out[2] == 0).all()
     assert (out[:2] != 0).any()
-    out.float().square().sum().backward()
-    out.float().sum()
-    for t in (q, k, v):
-        assert t.grad is not None
-        assert torch.isfinite(t.grad).all()
-        assert (t.grad[2] == 0).all()
+    for t in torch.autograd.grad(out.float().square().sum(), (q, k, v)):
+        assert torch.isfinite(t).all()
+        assert (t[2] == 0).all()
+    for t in torch.autograd.grad(case.attend(kernel, case.tensors["x"], q, k, v).float().sum(), (q, k, v)):
+        assert (t[2] == 0).all()
+
+
+@kernels
+@encodings
+@DTYPES
+def test_empty_rows(name: str, kernel: str, dtype: torch.dtype) -> None:
+    """A row of a mask (B, H, n, N) without any key: zeros, and no gradient comes from it, whatever it is asked."""
+    case = blind(name, dtype)
+    leaves = {key: t.clone().requires_grad_() for key, t in case.tensors.items()}
+    out = case.attend(kernel, **leaves)
+    assert (out[0, 1, 2] == 0).all()
+    assert torch.equal(out.abs().sum(-1) == 0, empty(case))
+    wanted = [*leaves.values(), *case.encoding.parameters()]
+    for t in torch.autograd.grad(1e3 * out[0, 1, 2].float().sum(), wanted, allow_unused=True, retain_graph=True):
+        assert t is None or (t == 0).all()
+    dq = torch.autograd.grad(out.float().square().sum(), leaves["q"])[0]
+    assert torch.isfinite(dq).all()
+    assert (dq[empty(case)] == 0).all()
+    assert (dq.abs().sum(-1) > 0).sum() >= 0.8 * dq[..., 0].numel()
 
 
 @kernels
 def test_row_hidden_by_a_table(kernel: str) -> None:
-    """A row that its own bias hides from every key is empty too."""
+    """A row that its own bias hides from every key is empty too, and so is one that bias and mask hide together."""
     q = torch.randn(1, 2, 5, 8, requires_grad=True)
     bias = torch.zeros(1, 1, 5, 5)
     bias[..., 3, :] = -torch.inf
-    out = parapos.attend(q, q, q, [parapos.Table(bias)], kernel=kernel)
-    assert (out[..., 3, :] == 0).all()
-    (gradient,) = torch.autograd.grad(out[..., 3, :].sum(), q)
-    assert (gradient == 0).all()
+    bias[..., 1, 1:] = -torch.inf
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    mask[..., 1, 0] = False
+    for given, empty in ((None, [3]), (mask, [1, 3])):
+        out = parapos.attend(q, q, q, [parapos.Table(bias)], given, kernel=kernel)
+        assert (out.abs().sum(-1) == 0)[0, 0].nonzero().flatten().tolist() == empty
+        (gradient,) = torch.autograd.grad(out[..., empty, :].sum(), q)
+        assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("kernel", ["reference", *[full(k) if k == "flex" else k for k in FORWARD]])
+@encodings
+def test_a_mask_of_four_dimensions_is_padding_when_it_says_so(name: str, kernel: str) -> None:
+    """Shared by heads or by samples, expanded or not: the same attention."""
+    case = padded(name)
+    with torch.no_grad():
+        want = case.attend(kernel, **case.tensors)
+        real = case.mask[:, None, :, None]
+        case.mask = case.mask[:, None, None, :].expand(3, 1, 30, 30)
+        for mask in (case.mask, case.mask.expand(3, 2, 30, 30).contiguous()):
+            case.mask = mask
+            torch.testing.assert_close(case.attend(kernel, **case.tensors) * real, want * real, rtol=1e-5, atol=1e-5)
+
+
+@kernels
+def test_a_square_mask_is_told_apart_by_its_dimensions(kernel: str) -> None:
+    """As many samples as tokens: (N, N) is padding of N samples, (1, 1, N, N) is causal."""
+    n = 5
+    q, k, v = torch.randn(3, n, 2, n, 8).unbind()
+    causal = torch.ones(n, n, dtype=torch.bool).tril()
+    term = [parapos.Distance(torch.ones(2), parapos.grid_positions(1, n)[None])]
+    dense = (q @ k.mT) * 8**-0.5 + term[0].scores(torch.float32)
+    for mask, shape in ((causal, (n, 1, 1, n)), (causal[None, None], (1, 1, n, n))):
+        want = dense.masked_fill(~causal.view(shape), -torch.inf).softmax(-1) @ v
+        found = parapos.attend(q, k, v, term, mask, kernel=kernel)
+        real = causal[:, None, :, None] if mask.ndim == 2 else torch.ones(())  # padded queries give anything
+        torch.testing.assert_close(found * real, want * real)
+
+
+def _mask(*shape: int, dtype: torch.dtype = torch.bool) -> Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("mask", "got"),
+    [
+        (_mask(4, 6), "torch.bool (4, 6)"),
+        (_mask(2, 4), "torch.bool (2, 4)"),  # queries, not keys
+        (_mask(1, 6), "torch.bool (1, 6)"),
+        (_mask(6), "torch.bool (6,)"),
+        (_mask(2, 4, 6), "torch.bool (2, 4, 6)"),
+        (_mask(2, 3, 6, 4), "torch.bool (2, 3, 6, 4)"),
+        (_mask(2, 2, 4, 6), "torch.bool (2, 2, 4, 6)"),
+        (_mask(2, 3, 1, 6), "torch.bool (2, 3, 1, 6)"),
+        (_mask(1, 2, 3, 4, 6), "torch.bool (1, 2, 3, 4, 6)"),
+        (_mask(2, 6, dtype=torch.float32), "torch.float32 (2, 6)"),
+        (_mask(2, 3, 4, 6, dtype=torch.float32), "torch.float32 (2, 3, 4, 6)"),
+        (_mask(2, 6, dtype=torch.uint8), "torch.uint8 (2, 6)"),
+    ],
+)
+def test_other_masks_are_refused(mask: Tensor, got: str) -> None:
+    q, k = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 6, 8)
+    want = "mask must be boolean, (2, 6) with True for real keys, or (2 or 1, 3 or 1, 4, 6) with True where"
+    with pytest.raises(ValueError, match=re.escape(want) + ".*" + re.escape(got)):
+        parapos.attend(q, k, k, (), mask)
+    with pytest.raises(ValueError, match=re.escape(got)):
+        parapos.explain(q, k, k, (), mask)
+
+
+@pytest.mark.parametrize("mask", [_mask(2, 6), _mask(2, 3, 4, 6), _mask(1, 1, 4, 6), _mask(1, 3, 4, 6)])
+@kernels
+def test_masks_that_hide_nothing(mask: Tensor, kernel: str) -> None:
+    q, k = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 6, 8)
+    found = parapos.attend(q, k, k, (), mask, kernel=kernel)
+    torch.testing.assert_close(found, parapos.attend(q, k, k, kernel=kernel))
 
 
 def test_released_alibi_ignores_padding() -> None:

@@ -12,7 +12,7 @@ import torch
 import parapos
 from parapos.attention import KERNELS, Call, Quadratic, Term
 from parapos.positions import Positions
-from parapos.report import support
+from tools import support
 
 from .criterion import assert_within_budget
 

@@ -6,11 +6,11 @@ import pytest
 import sympy
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import parapos
 from parapos import Quadratic, create_encoding
-from parapos.attention.columns import constant, phi, planes, psi
+from parapos.attention import fused
+from parapos.attention.basis import contract
 from parapos.encodings.parabolic import INITS
 
 DIMS = [1, 2, 3, 4]
@@ -176,21 +176,22 @@ def test_minimal_features_by_integers(p, m):
     definition = literal(a, b, w_p, r)
     form = torch.einsum("bhnm,hmu,hmv->bhnuv", a, w_p, w_p)
     slope = torch.einsum("bhnm,hmu->bhnu", b, w_p)
-    first = planes(form, slope, r)  # coordinates first
-    query, key = psi(*first), phi(first[2], first[0])
-    assert len(query) == len(key) == p * (p + 1) // 2 + p
-    scores = torch.einsum("fbhi,fbhj->bhij", query, key.expand(-1, -1, 3, -1))
-    assert torch.equal(scores + constant(*first)[..., None], definition)
-    assert torch.equal(Quadratic(form, slope, r).scores(torch.float64), definition)
-    # A multiple of the identity needs p + 1 features.
+    heads = torch.zeros(2, 3, 6, 8)
+
+    def by_columns(term, count):
+        """Scores from the columns that the fused kernel uses, whose last one is the constant."""
+        T, phi, _ = fused.columns(term, heads, heads)
+        assert phi[..., count + 1 :].eq(0).all()
+        return contract(term.coefficients(torch.float64), T.double()) @ phi[:, None].double().transpose(-1, -2)
+
+    term = Quadratic(form, slope, r)
+    assert torch.equal(by_columns(term, p * (p + 1) // 2 + p), definition)
+    assert torch.equal(term.scores(torch.float64), definition)
+    # A multiple of the identity needs 2p features, for |r|^2 is the sum of p squares.
     alpha = integers(2, 3, 6)
     eye = alpha[..., None, None] * torch.eye(p).double()
-    first = planes(alpha, slope, r)
-    query, key = psi(*first), phi(first[2], first[0])
-    assert len(query) == len(key) == p + 1
     dense = Quadratic(eye, slope, r).scores(torch.float64)
-    scores = torch.einsum("fbhi,fbhj->bhij", query, key.expand(-1, -1, 3, -1))
-    assert torch.equal(scores + constant(*first)[..., None], dense)
+    assert torch.equal(by_columns(Quadratic(alpha, slope, r), 2 * p), dense)
     assert torch.equal(Quadratic(alpha, slope, r).scores(torch.float64), dense)
     for part in (Quadratic(form, None, r), Quadratic(None, slope, r)):
         other = Quadratic(form if part.M is None else None, slope if part.g is None else None, r)
@@ -288,31 +289,23 @@ def test_the_release_flips_the_linear_term(variant, make, inputs, qk):
         ({"init": "papre"}, "init must be one of paper, wide or three numbers.*'papre'"),
         ({"init": (1.0, 0.0)}, "init must be"),
         ({"init": "wide", "projection": False}, "where a part is off, got 'wide'"),
+        ({"form": "straight"}, "form must be one of parabolas, direct, got 'straight'"),
+        *(
+            ({"form": "direct", part: False}, "form='direct' has no ablations.*form='parabolas'")
+            for part in ("direction", "context", "activation", "projection")
+        ),
+        ({"form": "direct", "distance": False}, "form='direct' has no ablations"),
+        ({"form": "direct", "compat": "official"}, "compat must be None, got 'official'"),
+        ({"form": "direct", "init": (1.0, -2.0, 1.0)}, "second number of init must be 0, got -2.0"),
+        ({"floor": 0.1}, "floor must be .*with form='direct' only, got 0.1 with 'parabolas'"),
+        ({"form": "direct", "floor": 1.0}, "floor must be at least 0 and below 1"),
+        ({"form": "direct", "floor": -0.1}, "floor must be at least 0 and below 1.*-0.1"),
+        ({"form": "direct", "parabolas": 1}, "parabolas must be at least 2 with form='direct', got 1.*singular"),
     ],
 )
 def test_bad_options(options, word):
     with pytest.raises(ValueError, match=word):
         create_encoding("pape", dim=8, heads=2, head_dim=4, pos_dim=2, **options)
-
-
-@pytest.mark.parametrize("compat", [None, "official"])
-def test_folded_for_inference(compat):
-    """The same answers from fewer parameters; what has no W_b stays as it is."""
-    torch.manual_seed(0)
-    net = parapos.create_model("vit_nano_patch4", encoding="pape", num_classes=3, compat=compat, depth=2).eval()
-    nn.init.normal_(net.classifier.weight)
-    images = torch.randn(2, 3, 16, 16)
-    before, want = sum(p.numel() for p in net.parameters()), net(images)
-    assert parapos.fold(net) is net
-    torch.testing.assert_close(net(images), want, rtol=1e-5, atol=1e-5)
-    encoding = net.encoder.encoding
-    assert before - sum(p.numel() for p in net.parameters()) == 2 * encoding.heads * (50 - 2) * encoding.dim
-    assert not any(name.endswith("w_b") for name in net.state_dict())
-    torch.testing.assert_close(parapos.fold(net)(images), want, rtol=1e-5, atol=1e-5)
-    other = parapos.create_encoding("pape", dim=8, heads=2, head_dim=4, pos_dim=2, context=False)
-    names = [name for name, _ in parapos.fold(other).named_parameters()]
-    assert names == [name for name, _ in other.named_parameters()]
-    assert "b" in names
 
 
 @pytest.mark.parametrize("start", ["wide", (2.0, 0.0, 1.0), (0.5, -1.5, 2.0), [0.5, -1.5, 2.0]])

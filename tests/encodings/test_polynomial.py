@@ -87,7 +87,7 @@ def test_even_degrees_fall_and_odd_degrees_may_rise():
 
 def test_exponents_follow_from_the_width():
     c = torch.zeros(1, 1, 3, 9)
-    assert set(Polynomial(c, torch.zeros(1, 3, 2)).exponents) == exponents_of(3, 2, "multivariate")
+    assert set(Polynomial(c, torch.zeros(1, 3, 2)).powers) == exponents_of(3, 2, "multivariate")
     with pytest.raises(ValueError, match="4 coefficients in 2 variables"):
         Polynomial(c[..., :4], torch.zeros(1, 3, 2))
     with pytest.raises(ValueError, match="exponents"):

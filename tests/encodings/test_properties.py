@@ -151,7 +151,7 @@ def test_context(case, make, inputs, scores, qk):
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 @pytest.mark.parametrize("which", ["pape", "pape_ri"])
-@pytest.mark.parametrize("kernel", ["reference", "features"])
+@pytest.mark.parametrize("kernel", ["reference", "fused"])
 def test_vanishing_parabolas_leave_plain_attention(which, kernel, p, make, inputs):
     module = make(which, p, dtype=torch.float64, kernel=kernel)
     plain = make("none", p, dtype=torch.float64, kernel=kernel)
@@ -190,7 +190,7 @@ def test_turning_the_grid_permutes_the_heads_of_lookhere(heads, quarters):
     assert sorted(partner) == list(range(heads))
     r = grid_positions(4, 5)
     around = torch.stack(turned(*r.unbind(-1)), dim=-1)
-    tables = [encoding.prepare(positions).state[1] for positions in (r, around)]
+    tables = [encoding.bias(encoding.prepare(positions)) for positions in (r, around)]
     assert torch.equal(tables[1][:, partner], tables[0])
     assert not torch.equal(tables[1], tables[0])
 

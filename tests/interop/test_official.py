@@ -17,7 +17,7 @@ from parapos.interop.official import CheckpointError
 REPO = Path(__file__).resolve().parents[2]
 GOLDEN = Path(os.environ.get("PARAPOS_SHARED", REPO.parent / "shared")) / "golden"
 TOLERANCE = 1e-4
-KERNELS = ["reference", "features"]
+KERNELS = ["reference", "fused"]
 ENCODINGS = ["pape", "pape_ri", "sincos", "rope", "rope_mixed", "alibi", "lookhere", "none"]
 HEADS, HEAD, DIM, DEPTH, HIDDEN, PARABOLAS, PATCH, TUBELET, CLASSES = 12, 8, 96, 3, 128, 6, 16, 2, 10
 OWN = {"pape", "pape_ri", "rope_mixed"}  # encodings that show in the weights

@@ -12,7 +12,6 @@ import parapos
 from parapos import create_model
 from parapos.models import MODELS, ViViT
 
-from ..attention.budget import way
 from .nets import (
     DTYPES,
     HALVES,
@@ -129,15 +128,6 @@ def test_padding_never_matters(name, pool):
         sample = {"videos": together["videos"][i : i + 1, :, :frames]}
         alone.append(sample if n else {**sample, "lengths": torch.tensor([0])})
     assert_padding_never_matters(net, together, alone)
-
-
-@pytest.mark.parametrize("kind", ["columns", "windows"])
-def test_padding_never_matters_in_columns(kind):
-    """The ways that the fused kernel takes for many tokens."""
-    net, together = small().double(), padded()
-    alone = [{"videos": together["videos"][i : i + 1, :, : 2 * n]} for i, n in enumerate([3, 1, 2])]
-    with way(kind):
-        assert_padding_never_matters(net, {k: v[:3] for k, v in together.items()}, alone)
 
 
 @pytest.mark.parametrize("fill", [7.0, torch.nan, torch.inf])

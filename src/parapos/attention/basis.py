@@ -30,6 +30,11 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False) if needed else nullcontext()
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype). An exported program always casts: under autocast it may meet another type than it was made with."""
+    return torch.ops.aten._to_copy(x, dtype=dtype) if torch.compiler.is_exporting() else x.to(dtype)
+
+
 def is_transformed() -> bool:
     """Whether a function transform (torch.func) or forward-mode differentiation is active. Compiling is neither."""
     if torch.compiler.is_compiling():

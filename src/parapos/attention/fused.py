@@ -29,6 +29,7 @@ from ..positions import centre, placed
 from . import reference
 from .basis import (
     Exponents,
+    cast,
     contract,
     difference,
     function,
@@ -48,7 +49,7 @@ REACH_BITS = 6  # positions are scaled to |r| <= 2^6, so that float16 holds thei
 # Largest error of a logit that columns may bring, and the rounding that it is estimated from: a product of columns keeps
 # 24 bits in float32, 16 or 21 where each number is two of half precision.
 ALLOWED = {torch.float32: 5e-4, torch.bfloat16: 2e-3, torch.float16: 5e-4}
-ROUNDING = {torch.float32: 2.0**-25, torch.bfloat16: 2.0**-17, torch.float16: 2.0**-22}
+ROUNDING = {torch.float32: 2.0**-26, torch.bfloat16: 2.0**-17, torch.float16: 2.0**-22}
 
 
 class Columns(NamedTuple):
@@ -70,7 +71,7 @@ def separable(call: Call) -> Relative | None:
 
 
 @cache
-def _features(exponents: Exponents, with_constant: bool) -> Exponents:
+def key_features(exponents: Exponents, with_constant: bool) -> Exponents:
     """The monomials of a key's position that functions of D with these exponents are made of."""
     p = len(exponents[0])
     squares = any(e[0] < 0 for e in exponents)
@@ -82,12 +83,13 @@ def columns(term: Relative, q: Tensor, v: Tensor) -> Columns:
     """The columns of a term of degree two for such heads, made once for its positions."""
     exponents, keys = term.exponents, term.key_positions
     # A key without a position must not get the query's constant, so that then has a column of its own.
-    features = _features(exponents, keys.unplaced is not False)
+    features = key_features(exponents, keys.unplaced is not False)
     more = head_width(q, v, len(features)) - q.shape[-1]
-    return term.r.once(("columns", features, more, q.dtype, keys), lambda: _columns(term, features, more, q.dtype))
+    return term.r.once(("columns", features, more, q.dtype, keys), lambda: make_columns(term, features, more, q.dtype))
 
 
-def _columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype) -> Columns:
+def make_columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype) -> Columns:
+    """Columns of these features of a key, filled up to `more` for heads of this dtype."""
     at, to = term.r.r.detach().double(), term.key_positions.r.detach().double()
     both = to if term.keys is None else torch.cat([r.expand(max(len(at), len(to)), -1, -1) for r in (at, to)], dim=1)
     middle, reach = centre(both)
@@ -105,7 +107,7 @@ def _columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype)
     if dtype == torch.float32:  # zeros fill the heads up
         T = F.pad(T, (0, more - len(features)))
     return Columns(
-        T.float(), F.pad(_halves(phi.float(), dtype), (0, more - len(features) * _copies(dtype))), bound.float()
+        T.float(), F.pad(halves(phi.float(), dtype), (0, more - len(features) * _copies(dtype))), bound.float()
     )
 
 
@@ -116,7 +118,7 @@ def _taylor(x: Tensor, e: Sequence[int], f: Sequence[int]) -> Tensor:
         return torch.stack([_taylor(x, axis, f) for axis in axes]).sum(0)
     if any(b > a for a, b in zip(e, f, strict=True)):
         return torch.zeros_like(x[0])
-    return function(x, [a - b for a, b in zip(e, f, strict=True)]) * prod(map(comb, e, f))
+    return function(x, [a - b for a, b in zip(e, f, strict=True)]) * prod([comb(a, b) for a, b in zip(e, f, strict=True)])
 
 
 def fits(coefficients: Tensor, bound: Tensor, scale: float, dtype: torch.dtype) -> bool:
@@ -135,7 +137,7 @@ def head_width(q: Tensor, v: Tensor, features: int) -> int:
     return -(-max(q.shape[-1] + features * _copies(q.dtype), v.shape[-1]) // 8) * 8
 
 
-def _halves(x: Tensor, dtype: torch.dtype, *, query: bool = False) -> Tensor:
+def halves(x: Tensor, dtype: torch.dtype, *, query: bool = False) -> Tensor:
     """x, or as numbers of half precision, arranged so that products sum x_hi y_hi + x_hi y_lo + x_lo y_hi."""
     if dtype == torch.float32:
         return x
@@ -167,14 +169,33 @@ def _cut(x: Tensor, samples: slice, heads: slice = slice(None), rows: slice = sl
     return x[:, :, rows] if x.shape[2] > 1 else x
 
 
-def _widen(q: Tensor, k: Tensor, v: Tensor, psi: Tensor, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys with their columns, and values as wide as they are."""
-    more = phi.shape[-1]
-    if psi.dtype != q.dtype:
-        psi = _halves(psi, q.dtype, query=True)
-        psi = F.pad(psi, (0, more - psi.shape[-1]))
-    key = phi[:, None].expand(*k.shape[:3], more)
-    return torch.cat([q, psi], -1), torch.cat([k, key], -1), F.pad(v, (0, q.shape[-1] + more - v.shape[-1]))
+class _Wide:
+    """Parts of tensors (B, H, N, size), widened by columns or zeros, in buffers that serve one part after another."""
+
+    def __init__(self, part: tuple[slice, slice], width: int, *tensors: Tensor) -> None:
+        b, h = part[0].stop, part[1].stop  # the first part is the largest
+        self.tensors = tensors
+        # One block of memory: C libraries hand several back to the system at once, and pages would be made anew each call.
+        sizes = [b * h * x.shape[2] * width for x in tensors]
+        pieces = tensors[0].new_empty(sum(sizes)).split(sizes)
+        self.buffers = [y.view(b, h, x.shape[2], width) for x, y in zip(tensors, pieces, strict=True)]
+        for x, y in zip(tensors, self.buffers, strict=True):
+            y[..., x.shape[-1] :] = 0.0
+
+    def __call__(self, part: tuple[slice, slice], *columns: Tensor) -> list[Tensor]:
+        """The tensors of this part; the first of them with columns."""
+        b, h = (x.stop - x.start for x in part)
+        wide = [x[:b, :h] for x in self.buffers]
+        for x, y in zip(self.tensors, wide, strict=True):
+            y[..., : x.shape[-1]] = x[part]
+        for x, y, more in zip(self.tensors, wide, columns, strict=False):
+            y[..., x.shape[-1] : x.shape[-1] + more.shape[-1]] = more
+        return wide
+
+
+def _columns_of(part: tuple[slice, slice], psi: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key columns of a part."""
+    return halves(psi[part], phi.dtype, query=True), (phi[part[0]] if len(phi) > 1 else phi)[:, None]
 
 
 def _bias_of(mask: Tensor | None, samples: slice, heads: slice, dtype: torch.dtype) -> Tensor | None:
@@ -198,10 +219,10 @@ def _columns_forward(
     psi = contract(c, T)  # (B, H, n, e)
     width, w = q.shape[-1] + phi.shape[-1], v.shape[-1]
     parts = _parts(q, k, width, 4)
-    out, lse = _empty(q, w, width), q.new_empty(q.shape[:3], dtype=torch.float32)
+    widen = _Wide(parts[0], width, q, k, v)
+    out, lse = _outputs(q, w, width)
     for part in parts:
-        wide = _widen(q[part], k[part], v[part], psi[part], phi[part[0]] if len(phi) > 1 else phi)
-        bias = _bias_of(mask, *part, q.dtype)
+        wide, bias = widen(part, *_columns_of(part, psi, phi)), _bias_of(mask, *part, q.dtype)
         y, z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)
         if len(parts) == 1:
             out, lse = y[..., :w], z
@@ -220,11 +241,10 @@ def _columns_backward(
     dout = dout if mask is None else _drop_empty(dout.clone(), mask)
     parts = _parts(q, k, width, 8)
     dq, dk, dv = (_empty(x, x.shape[-1], width) for x in (q, k, v))
-    dpsi = torch.empty_like(psi)
+    dpsi, widen = torch.empty_like(psi), _Wide(parts[0], width, q, k, v, dout, out)
     for part in parts:
-        wide = _widen(q[part], k[part], v[part], psi[part], phi[part[0]] if len(phi) > 1 else phi)
+        *wide, dy, y = widen(part, *_columns_of(part, psi, phi))
         bias = _bias_of(mask, *part, q.dtype)
-        dy, y = (F.pad(x[part], (0, width - w)) for x in (dout, out))
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dy, *wide, y, lse[part], 0.0, False, attn_mask=bias, scale=scale
         )
@@ -288,14 +308,16 @@ class _Scores(NamedTuple):
             found.append(torch.stack([function(d, e) for e in exponents], dim=2))
         return found
 
-    def block(self, functions: Sequence[Tensor], mask: Tensor | None, samples: slice, rows: slice) -> Tensor:
-        """All terms of a block of scores, with -inf where the mask hides a key: (B or 1, H or 1, n, N)."""
+    def block(
+        self, functions: Sequence[Tensor], mask: Tensor | None, samples: slice, rows: slice, dtype: torch.dtype
+    ) -> Tensor:
+        """All terms of a block of scores, with -inf where the mask hides a key: (B or 1, H or 1, n, N) in `dtype`."""
         bias: Tensor | None = None
         for c, f, factor in zip(self.coefficients, functions, self.factors, strict=True):
             more = contract(_cut(c, samples, rows=rows) * factor, f)
             bias = more if bias is None else bias + more
         for table, weight in zip(self.tables, self.weights, strict=True):
-            more = _cut(table, samples, rows=rows) * weight
+            more = _cut(table, samples, rows=rows).to(dtype) * weight
             bias = more if bias is None else bias + more
         assert bias is not None
         return bias if mask is None else bias.masked_fill(~_cut(mask, samples, rows=rows), -torch.inf)
@@ -324,7 +346,7 @@ def _walk(
     for samples, rows in _blocks(q, k, dtype.itemsize):
         if rows != last or not s.shared:
             functions, last = s.functions(samples, rows, dtype), rows
-        yield samples, rows, functions, s.block(functions, mask, samples, rows)
+        yield samples, rows, functions, s.block(functions, mask, samples, rows, dtype)
 
 
 def _forward(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: _Scores) -> None:
@@ -335,7 +357,7 @@ def _forward(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
     for samples, rows, _, bias in _walk(q, k, s, mask, dtype):
         empty = bias.amax(-1, keepdim=True) == -torch.inf if mask is not None or s.tables else None
         bias = bias if empty is None else bias.masked_fill(empty, 0.0)
-        bias = bias if q.device.type == "cpu" else bias.to(q.dtype)
+        bias = bias if q.device.type == "cpu" else bias.to(q.dtype)  # PyTorch's CPU kernel takes float32 beside half
         block = F.scaled_dot_product_attention(
             wide[0][samples, :, rows], wide[1][samples], wide[2][samples], attn_mask=bias, scale=scale
         )[..., : v.shape[-1]]
@@ -395,7 +417,7 @@ def _attend(
     if made and fits(coefficients[0], made[2], scale, q.dtype):
         return _columns_forward(q, k, v, mask, scale, coefficients[0], *made[:2])
     s = _Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
-    out, lse = _outputs(q, v, made)
+    out, lse = _outputs(q, v.shape[-1], _room(q, made))
     _forward(out, q, k, v, mask, scale, s)
     return out, lse
 
@@ -408,14 +430,16 @@ def _room(q: Tensor, made: Sequence[Tensor]) -> int:
     return q.shape[-1] + made[1].shape[-1] if made else 0
 
 
-def _outputs(q: Tensor, v: Tensor, made: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    lse = q.new_empty(q.shape[:3] if made else 0, dtype=torch.float32)
-    return _empty(q, v.shape[-1], _room(q, made)), lse
+def _outputs(q: Tensor, width: int, room: int) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp as PyTorch's kernel lays them out for widened queries; without columns there is no latter."""
+    b, h, n, _ = q.shape
+    lse = q.new_empty((b, n, h), dtype=torch.float32).transpose(1, 2) if room else q.new_empty(0, dtype=torch.float32)
+    return q.new_empty((b, h, n, max(room, width)))[..., :width], lse
 
 
 @_attention.register_fake
 def _(q, k, v, *rest):  # type: ignore[no-untyped-def]
-    return _outputs(q, v, rest[-1])
+    return _outputs(q, v.shape[-1], _room(q, rest[-1]))
 
 
 @torch.library.custom_op("parapos::attention_backward", mutates_args=())
@@ -481,7 +505,7 @@ def _bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _exported(call: Call) -> Tensor:
     """The same in standard operators, in float32 at least: columns where there can be, whatever their numbers."""
     dtype = torch.promote_types(call.q.dtype, torch.float32)
-    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
+    q, k, v = (cast(x, dtype) for x in (call.q, call.k, call.v))
     bias, term = _bias(call.mask, dtype), separable(call)
     if term is not None:
         T, phi, _ = columns(term, q, v)
@@ -507,7 +531,8 @@ def attention(call: Call) -> Tensor:
     s = _Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     made = [] if term is None else list(columns(term, q, v))
     # Without gradients there is no need to pass through PyTorch's dispatcher, which takes as long as a small call.
-    direct = not call.needs_grad and not torch.compiler.is_compiling() and not q.is_meta
+    watched = torch.compiler.is_compiling() or type(q) is not Tensor or torch._C._len_torch_dispatch_stack()
+    direct = not (call.needs_grad or watched or q.is_meta)
     out: Tensor = (_attend if direct else _attention)(q, k, v, call.mask, call.scale, *s, made)[0]
     return out
 
@@ -545,7 +570,7 @@ def _describe(call: Call) -> str:
         return f"{call.names} formed from D in blocks of queries, added by PyTorch fused attention to its scores{why}"
     term = separable(call)
     assert term is not None
-    e = len(_features(term.exponents, term.key_positions.unplaced is not False)) * _copies(call.q.dtype)
+    e = len(key_features(term.exponents, term.key_positions.unplaced is not False)) * _copies(call.q.dtype)
     width = call.q.shape[-1] + made.phi.shape[-1]
     text = f"{call.names} as {e} extra query/key columns in PyTorch fused attention of width {width}"
     if call.q.is_meta:
