@@ -4,7 +4,7 @@ A term of degree two in D = r_j - r_i is a product of something of the query and
 
     sum_f c_if function_f(D) = psi_i . phi(r_j),   psi_i = c_i T(r_i),   phi = [r_u r_v for u <= v | r | 1],
 
-so heads that are a few columns wider add it for the price of their width: 5 for p = 2, 6 if a key may have no position.
+so heads that are a few columns wider add it for the price of their width: 6 for p = 2, of which the constant's may go.
 phi, T and a bound on what their products amount to are made once for a set of positions (`Columns`). Products of large
 psi and phi cancel near the query, which costs digits: positions are centred and scaled first, half precision holds every
 number as two, and where the bound says that too much would be lost, scores are formed from D instead, in blocks of
@@ -79,11 +79,18 @@ def key_features(exponents: Exponents, with_constant: bool) -> Exponents:
     return (*found, (0,) * p) if with_constant else tuple(found)
 
 
+def _features_of(term: Relative, dtype: torch.dtype) -> Exponents:
+    """The features of a term. Its constant has a column where a key without a position must not get it, and in float32.
+
+    There gradients come from columns too: that of the constant takes away what rounding leaves of a row's sum, which is
+    multiplied by squares of positions where it should be by those of differences.
+    """
+    return key_features(term.exponents, dtype == torch.float32 or term.key_positions.unplaced is not False)
+
+
 def columns(term: Relative, q: Tensor, v: Tensor) -> Columns:
     """The columns of a term of degree two for such heads, made once for its positions."""
-    exponents, keys = term.exponents, term.key_positions
-    # A key without a position must not get the query's constant, so that then has a column of its own.
-    features = key_features(exponents, keys.unplaced is not False)
+    keys, features = term.key_positions, _features_of(term, q.dtype)
     more = head_width(q, v, len(features)) - q.shape[-1]
     return term.r.once(("columns", features, more, q.dtype, keys), lambda: make_columns(term, features, more, q.dtype))
 
@@ -570,7 +577,7 @@ def _describe(call: Call) -> str:
         return f"{call.names} formed from D in blocks of queries, added by PyTorch fused attention to its scores{why}"
     term = separable(call)
     assert term is not None
-    e = len(key_features(term.exponents, term.key_positions.unplaced is not False)) * _copies(call.q.dtype)
+    e = len(_features_of(term, call.q.dtype)) * _copies(call.q.dtype)
     width = call.q.shape[-1] + made.phi.shape[-1]
     text = f"{call.names} as {e} extra query/key columns in PyTorch fused attention of width {width}"
     if call.q.is_meta:
