@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import pytest
 import torch
 
 import parapos
-from parapos.attention import fused
 
-from .budget import DTYPES, Case, assert_within_budget, excess, full, make_case
+from .budget import DTYPES, Case, assert_within_budget, full, make_case
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 FORMS: dict[str, dict[str, object]] = {
