@@ -91,7 +91,9 @@ def columns(term: Relative, q: Tensor, v: Tensor) -> Columns:
     """The columns of a term of degree two for such heads, made once for its positions."""
     keys, features = term.key_positions, _features_of(term, q.dtype)
     more = head_width(q, v, len(features)) - q.shape[-1]
-    return term.r.once(("columns", features, more, q.dtype, keys), lambda: _columns(term, features, more, q.dtype))
+    return term.r.once(
+        ("columns", term.exponents, features, more, q.dtype, keys), lambda: _columns(term, features, more, q.dtype)
+    )
 
 
 def _columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype) -> Columns:
