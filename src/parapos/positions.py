@@ -138,7 +138,7 @@ class Positions:
         return cls(r, unplaced=bool(partly.any()))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returns, made at the first call with this key."""
+        """What `make` returns, made at the first call with this key. Neither may hold these positions themselves."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
