@@ -16,6 +16,7 @@ settings.register_profile("parapos", deadline=None, derandomize=True, max_exampl
 settings.load_profile("parapos")
 
 CASES = [(name, p) for name, cls in ENCODINGS.items() for p in (1, 2, 3, 4) if cls.claims.unbounded or p == 2]
+CASES += [("pape-direct", p) for p in (1, 2, 3, 4)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,12 +39,33 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("case", CASES, ids=[f"{name}-{p}" for name, p in CASES])
 
 
+@pytest.fixture
+def registries():
+    """What a test registers is forgotten after it."""
+    from parapos.data import DATASETS
+    from parapos.encodings.looks import LOOKS
+    from parapos.models import MODELS
+    from parapos.tasks import TASKS
+
+    known = (ENCODINGS, LOOKS, MODELS, DATASETS, TASKS)
+    before = [dict(registry) for registry in known]
+    yield
+    for registry, entries in zip(known, before, strict=True):
+        registry.clear()
+        registry.update(entries)
+
+
 @pytest.fixture(scope="session")
 def make():
-    """make(name, p, **options): an Attention module of 3 heads (12 where an encoding has fixed layouts)."""
+    """make(name, p, **options): an Attention module of 3 heads (12 where an encoding has fixed layouts).
+
+    "pape-direct" is PaPE with form="direct".
+    """
 
     def build(name, p, *, dtype=None, kernel="reference", seed=0, **options):
         torch.manual_seed(seed)
+        if name == "pape-direct":
+            name, options = "pape", {"form": "direct", **options}
         heads = 3 if ENCODINGS[name].claims.unbounded else 12
         if name == "pape" and options.get("projection", True):  # else m = p
             options = {"parabolas": 5, **options}

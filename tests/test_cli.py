@@ -7,7 +7,7 @@ import pytest
 
 import parapos
 from parapos import cli
-from parapos.report import doctor
+from parapos.commands import doctor
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,9 @@ def test_missing_device(bench, monkeypatch, capsys):
 
 
 def test_bench_model_passes_its_options_on(monkeypatch, tmp_path, capsys):
-    from parapos.report import bench_model, bench_model_view, measure
+    from parapos.bench import measure
+    from parapos.bench import model as bench_model
+    from parapos.bench import model_view as bench_model_view
 
     asked = {}
     monkeypatch.setattr(bench_model, "run", lambda **options: asked.update(options) or {})

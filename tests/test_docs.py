@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parapos.report import claims, support
+from tools import claims, support
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
@@ -17,6 +17,7 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 
 
 @pages
+@pytest.mark.usefixtures("registries")
 def test_code_runs(page: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     scope: dict[str, object] = {}

@@ -13,9 +13,11 @@ from .attention import (
     register_kernel,
 )
 from .blocks import Attention, Block, Encoder
-from .encodings import Encoding, create_encoding, fold, list_encodings
-from .models import ViT, create_model, list_models
+from .data import register_dataset
+from .encodings import Encoding, create_encoding, fold, list_encodings, register_encoding
+from .models import ViT, create_model, list_models, register_model
 from .positions import Positions, event_positions, grid_positions, point_positions, tubelet_positions
+from .tasks import register_task
 
 __version__ = "0.1.0.dev0"
 
@@ -43,6 +45,10 @@ __all__ = [
     "list_encodings",
     "list_models",
     "point_positions",
+    "register_dataset",
+    "register_encoding",
     "register_kernel",
+    "register_model",
+    "register_task",
     "tubelet_positions",
 ]

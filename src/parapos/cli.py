@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import __version__
-from .commands import analyze, bench_tokenizer, experiments, prepare_events, prepare_video
+from . import __version__, plugins
+from .commands import analyze, bench_tokenizer, experiments, figures, prepare
 from .commands.base import (
     Parser,
     UserError,
@@ -18,22 +18,22 @@ from .commands.base import (
     describe,
     image_size,
     integer,
-    judge,
     names,
     seconds,
     several,
+    sides,
     wrote,
 )
 
 
 def _doctor(args: argparse.Namespace) -> None:
-    from .report import doctor
+    from .commands import doctor
 
     print(doctor.report())
 
 
 def _precision(args: argparse.Namespace) -> None:
-    from .report import precision
+    from .bench import precision
 
     rows = precision.experiment(grid=args.grid, dtype=args.dtype, encoding=args.encoding, settings=args.setting)
     print(f"{args.encoding} in {args.dtype} on a {args.grid} x {args.grid} grid, against float64:\n")
@@ -43,11 +43,14 @@ def _precision(args: argparse.Namespace) -> None:
 def _bench_attention(args: argparse.Namespace) -> None:
     import torch
 
-    from .report import bench_attention
+    from .bench import attention as bench_attention
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("parapos bench attention: --device cuda: torch finds no CUDA device here")
     torch.set_num_threads(args.threads)
+    if args.trained is not None:
+        _bench_trained(args)
+        return
     results = bench_attention.run(device=args.device, seconds=args.seconds, quick=args.quick)
     print(bench_attention.markdown(results))
     try:
@@ -56,36 +59,24 @@ def _bench_attention(args: argparse.Namespace) -> None:
         raise UserError(f"parapos bench attention: {describe(error)}") from None
 
 
-def _track(items: Sequence[int], name: str) -> Iterator[int]:
-    """The items, with a bar on a terminal and a line after every 500 elsewhere, on stderr."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import track
+def _bench_trained(args: argparse.Namespace) -> None:
+    import json
 
-        yield from track(items, name, console=Console(stderr=True), transient=True)
-        return
-    for done, item in enumerate(items, 1):
-        yield item
-        if done % 500 == 0 or done == len(items):
-            print(f"{name}: {done} of {len(items)}", file=sys.stderr)
+    from .bench import trained
 
-
-def _prepare_imagenet(args: argparse.Namespace) -> None:
+    if args.device != "cpu":
+        raise UserError("parapos bench attention: --trained measures on the CPU; leave --device out")
+    factors = trained.FACTORS[:1] if args.quick else trained.FACTORS
+    results = trained.run(args.trained, factors=factors, seconds=args.seconds)
+    print(trained.markdown(results))
     try:
-        from .data import FormatError, imagenet, synthetic
-    except ImportError as error:
-        raise UserError(f"parapos prepare: {error}; install it with: pip install 'parapos[train]'") from None
-    try:
-        if args.synthetic:
-            synthetic.write_imagenet(args.root)
-        complete = not (args.partial or args.synthetic)
-        found = imagenet.check(args.root, sample=args.sample, complete=complete, progress=_track)
-        judge(found)
-        if not args.check:
-            out = args.root / "validation.txt"
-            print(f"wrote {out}, sha256 {imagenet.write_split(args.root, out)}")
-    except (FormatError, OSError) as error:
-        raise UserError(f"parapos prepare imagenet: {describe(error)}") from None
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        paths = [args.out.with_name(args.out.name + end) for end in (".json", ".md")]
+        paths[0].write_text(json.dumps(results, indent=1) + "\n")
+        paths[1].write_text(trained.markdown(results) + "\n")
+        wrote(paths)
+    except OSError as error:
+        raise UserError(f"parapos bench attention: {describe(error)}") from None
 
 
 ALIASES = {"--devices": "--run.devices", "--strategy": "--run.strategy", "--num-nodes": "--run.nodes"}  # of train
@@ -117,8 +108,8 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _eval(args: argparse.Namespace) -> None:
-    options = {name: getattr(args, name) for name in ("split", "size", "scale", "root", "data", "batch")}
-    _engine("evaluate", folder=args.folder, **options)
+    names = ("split", "size", "scale", "root", "data", "batch", "relabel", "predictions")
+    _engine("evaluate", folder=args.folder, **{name: getattr(args, name) for name in names})
 
 
 def _engine(name: str, **options: Any) -> None:
@@ -142,7 +133,9 @@ def _engine(name: str, **options: Any) -> None:
 def _bench_model(args: argparse.Namespace) -> None:
     import torch
 
-    from .report import bench_model, bench_model_view, measure
+    from .bench import measure
+    from .bench import model as bench_model
+    from .bench import model_view as bench_model_view
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("parapos bench model: --device cuda: torch finds no CUDA device here")
@@ -160,7 +153,8 @@ def _bench_model(args: argparse.Namespace) -> None:
 def _bench_profile(args: argparse.Namespace) -> None:
     import torch
 
-    from .report import bench_model, bench_profile
+    from .bench import model as bench_model
+    from .bench import profile as bench_profile
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("parapos bench profile: --device cuda: torch finds no CUDA device here")
@@ -173,8 +167,10 @@ def _bench_profile(args: argparse.Namespace) -> None:
 def parser() -> argparse.ArgumentParser:
     from torch import get_num_threads
 
+    from .bench import attention as bench_attention
+    from .bench import model as bench_model
+    from .bench import precision
     from .encodings import list_encodings
-    from .report import bench_attention, bench_model, precision
 
     top = Parser(prog="parapos", description="Position encodings for vision transformers.")
     top.add_argument("--version", action="version", version=f"parapos {__version__}")
@@ -217,6 +213,9 @@ def parser() -> argparse.ArgumentParser:
         help="CPU threads; 1 is steadier on a busy machine",
     )
     bench.add_argument("--quick", action="store_true", help="smallest size and two rounds: a smoke test, not a result")
+    bench.add_argument(
+        "--trained", type=Path, metavar="RUN", help="measures with the numbers of this trained run, at 1x to 8x its size"
+    )
     bench.add_argument(
         "--out", type=Path, default=Path("bench-attention"), metavar="PATH", help="writes PATH.json, PATH.md, PATH.png"
     )
@@ -276,23 +275,7 @@ def parser() -> argparse.ArgumentParser:
     bench.set_defaults(run=_bench_profile)
     bench_tokenizer.add(benchmarks)
 
-    prepare = command(commands, "prepare", "Check and prepare a dataset on disk.", "parapos prepare imagenet --check")
-    datasets = prepare.add_subparsers(metavar="DATASET", required=True)
-    images = command(
-        datasets,
-        "imagenet",
-        "Count and read ImageNet-1K, ImageNetV2 and ImageNet-R, then write the list of validation images.",
-        "parapos prepare imagenet --root data/imagenet --check",
-    )
-    images.add_argument("--root", type=Path, default=Path("data/imagenet"), metavar="DIR", help="where the images are")
-    writes = images.add_mutually_exclusive_group()
-    writes.add_argument("--check", action="store_true", help="write nothing")
-    images.add_argument("--sample", type=integer(0, 10**7), default=1000, help="images of each part to decode")
-    images.add_argument("--partial", action="store_true", help="accept any number of classes and images")
-    writes.add_argument("--synthetic", action="store_true", help="write a tiny generated copy first; DIR must be new")
-    images.set_defaults(run=_prepare_imagenet)
-    prepare_video.add(datasets, _track)
-    prepare_events.add(datasets, _track)
+    prepare.add(commands)
 
     train = command(
         commands,
@@ -314,15 +297,23 @@ def parser() -> argparse.ArgumentParser:
     )
     judge.add_argument("folder", type=Path, metavar="RUN", help="folder of the run")
     judge.add_argument("--split", choices=("train", "val", "test"), default="test", help="part of the data")
-    judge.add_argument("--size", type=integer(1, 65536), help="side of the images, without it that of training")
+    judge.add_argument("--size", type=sides, help="side of the images or HEIGHTxWIDTH, without it that of training")
     judge.add_argument(
         "--position-scale", default="1", dest="scale", help="factor of positions; interpolate for trained / tested size"
     )
     judge.add_argument("--data", help="another dataset")
     judge.add_argument("--root", help="folder of the data, without it that of training")
     judge.add_argument("--batch", type=integer(1, 65536), help="images at a time, without it that of the recipe")
+    judge.add_argument(
+        "--relabel",
+        default="",
+        metavar="HOW",
+        help="for data with other classes: order (the numbers agree), names (the names do), or a TOML file of pairs",
+    )
+    judge.add_argument("--predictions", type=Path, metavar="DIR", help="also writes what the model answered")
     judge.set_defaults(run=_eval)
     experiments.add(commands)
+    figures.add(commands)
     analyze.add(commands)
     return top
 
@@ -342,6 +333,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = list(sys.argv[1:] if argv is None else argv)
         if words[:1] == ["train"]:
             _unalias(words)
+        plugins.load_installed()
         changes = _changes(words) if words[:1] in (["train"], ["table"], ["sweep"]) else {}
         args = parser().parse_args(words)
         args.changes = changes

@@ -38,7 +38,7 @@ def made() -> Iterator[dict[str, int]]:
 
         return wrapper
 
-    places = [(fused, "centre"), (fused, "_columns"), (Relative, "basis"), (LookHere, "_bias"), (Positions, "of")]
+    places = [(fused, "centre"), (fused, "make_columns"), (Relative, "basis"), (LookHere, "_bias"), (Positions, "of")]
     with ExitStack() as stack:
         for owner, name in places[:4]:
             stack.enter_context(patch.object(owner, name, counted(name, getattr(owner, name))))
@@ -58,9 +58,9 @@ def stack_of_four(name: str, **options: object) -> Encoder:
 
 
 WANTED = {
-    "pape": {"centre": 1, "_columns": 1},
-    "pape_ri": {"centre": 1, "_columns": 1},
-    "polynomial": {"centre": 1, "_columns": 1},
+    "pape": {"centre": 1, "make_columns": 1},
+    "pape_ri": {"centre": 1, "make_columns": 1},
+    "polynomial": {"centre": 1, "make_columns": 1},
     "alibi": {"basis": 1},
     "lookhere": {"_bias": 1},
     "rope": {"rope": 1},

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from parapos.data import FormatError, dvsgesture
+from parapos.data import FormatError, dvsgesture, preparations
 from parapos.data.augment.events import MIRRORED, EventAugment
 from parapos.data.batch import collate
-from parapos.data.dvsgesture import Gestures, cut, find_root, list_recordings, prepare
+from parapos.data.dvsgesture import Gestures, cut, find_root, list_recordings
 from parapos.data.events import Events
 from parapos.data.events_tree import ROWS, make_dvsgesture
 from parapos.data.readers import aedat
@@ -41,6 +41,17 @@ def tree(made, tmp_path):
 
 
 # Splits
+
+
+def test_validation_users_are_21_to_23(tmp_path):
+    """Without the official lists at hand: every user of both lists goes where the paper's code puts it."""
+    names = [f"user{user:02d}_led" for user in range(1, 30)]
+    (tmp_path / "trials_to_train.txt").write_text("".join(f"{name}.aedat\n" for name in names[:23]))
+    (tmp_path / "trials_to_test.txt").write_text("".join(f"{name}.aedat\n" for name in names[23:]))
+    users = {
+        split: [user_of(n) for n in list_recordings(tmp_path, split, complete=False)] for split in dvsgesture.SPLITS
+    }
+    assert users == {"train": list(range(1, 21)), "val": [21, 22, 23], "test": list(range(24, 30))}
 
 
 def test_splits_are_by_user(made):
@@ -71,9 +82,10 @@ def test_broken_trees_are_explained(tree, tmp_path):
     ):
         load("test", tree, complete=True)
     (tree / "user24_led.aedat").unlink()
-    assert len(load("test", tree)) == 12
+    found = load("test", tree)
+    assert len(found) == 12
     with pytest.raises(FormatError, match=r"user24_led.aedat: no such file; complete=False does without"):
-        dvsgesture.list_samples(tree, tree / "prepared", ["user24_fluorescent", "user24_led"])
+        dvsgesture.list_samples(tree, found.store, ["user24_fluorescent", "user24_led"])
     (tree / "user24_fluorescent_labels.csv").unlink()
     with pytest.raises(FormatError, match="no gestures, expected recordings with labels"):
         load("test", tree)
@@ -165,7 +177,7 @@ def test_rows_without_events_have_no_tokens(tree):
         batch = collate([found[0], found[1]], found.ragged)
         assert batch["codes"].shape == (2, 0, 16), now
         assert batch["length"].tolist() == [0, 0]
-        prepare(tree, complete=False)
+        preparations.prepare(dvsgesture, preparations.Job(tree, complete=False))
         assert len(found[0]["t"]) == 0
 
 
@@ -269,7 +281,7 @@ def test_recipes_reach_the_data(made):
         dataset = loaded.dataset(split)
         assert len(dataset) == 24
         batch = collate([dataset[i] for i in range(3)], dataset.ragged)
-        net = loaded.model.build(dataset.classes)
+        net = loaded.model.build({"num_classes": dataset.classes})
         assert net(*(batch[name] for name in net.inputs)).shape == (3, 11)
     assert dataset.tokenizing.patch == net.patch
     assert loaded.dataset("train").augment == EventAugment(operations=("identity", "roll"))

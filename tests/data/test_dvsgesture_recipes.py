@@ -40,7 +40,10 @@ def test_recipes_have_the_papers_sizes():
 
     def size(name, encoding):
         with torch.device("meta"):
-            return sum(p.numel() for p in recipe.load(name, {"model.encoding": encoding}).model.build(11).parameters())
+            return sum(
+                p.numel()
+                for p in recipe.load(name, {"model.encoding": encoding}).model.build({"num_classes": 11}).parameters()
+            )
 
     assert (size("dvsgesture", "rope"), size("dvsgesture", "pape")) == (88_999_691, 100_080_491)
     assert size("dvsgesture_matched", "rope") == 88_999_691 + 11_073_600

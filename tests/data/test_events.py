@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parapos.data.dvsgesture import Gestures
+from parapos.data.event_tokens import Tokenizing, tensors
 from parapos.data.events import Events, clean, concatenate
+from parapos.data.gen1 import Clips
 
 from .test_event_augment import FIELDS, H, W, make, rows
 
@@ -59,3 +62,19 @@ def test_clean_is_a_stable_sort(seed):
     start = int(rng.integers(0, 4))
     want = sorted(((max(t, start), x, y, p) for t, x, y, p in rows(found) if x < 5 and y < 4), key=lambda row: row[0])
     assert rows(clean(found, 5, 4, start=start)) == want
+
+
+@pytest.mark.parametrize(("clock", "times"), [("time", [0, 3, 10]), ("age", [10, 7, 0])])
+def test_one_way_for_time(clock, times):
+    """The earliest token is 0 on the clock that counts from the start, and the largest on the one that counts ages."""
+    tokens = Tokenizing(height=8, width=8, patch=4, threshold=1, refractory_us=0)(
+        Events.of([1000, 1003, 1010], [0, 4, 0], [0, 0, 4], [1, 0, 1])
+    )
+    sample = tensors(tokens, clock, origin=1000 if clock == "time" else 1010)
+    assert (sample["t"].tolist(), sample["length"]) == (times, 3)
+    with pytest.raises(ValueError, match="clock must be one of time, age, got 'clock'"):
+        tensors(tokens, "clock", origin=0)
+
+
+def test_data_sets_state_their_clock():
+    assert (Gestures.clock, Clips.clock) == ("time", "age")

@@ -107,7 +107,7 @@ def test_splits(files):
     parts = {split: make(files, split) for split in ("train", "val", "test")}
     assert {split: len(part) for split, part in parts.items()} == {"train": 36, "val": 4, "test": 20}
     whole = read_idx(files / "train-images-idx3-ubyte.gz", 3)
-    assert torch.equal(torch.cat([parts["train"].images, parts["val"].images]), whole)
+    assert torch.equal(torch.cat([parts["train"].images, parts["val"].images])[:, 0], whole)
     assert parts["val"].labels == [6, 7, 8, 9]
     assert parts["test"].classes == 10
     few = make(files, "test", test_images=3, train_images=5)
@@ -124,7 +124,7 @@ def test_an_image_at_its_own_size_is_itself(files):
         assert sample["id"] == range(20)[i]
         assert sample["label"] == range(20)[i] % 10
         for channel in sample["image"]:
-            torch.testing.assert_close(channel, found.images[i] / 255, rtol=0, atol=1e-5)
+            torch.testing.assert_close(channel, found.images[i, 0] / 255, rtol=0, atol=1e-5)
     with pytest.raises(IndexError):
         found[20]
 
@@ -151,8 +151,12 @@ def test_training_samples_depend_on_seed_epoch_and_index_alone(files):
         assert not torch.equal(one, two)
     together = found.__getitems__(keys)
     for sample, image, key in zip(together, images, keys, strict=True):
-        torch.testing.assert_close(sample["image"], image, rtol=0, atol=1e-5)
+        assert torch.equal(sample["image"], image)
         assert sample["id"] == key.index
+    assert found.__getitems__([]) == []
+    assert [sample["id"] for sample in found.__getitems__([-1, 0, Key(3, 7), 0])] == [35, 0, 3, 0]
+    with pytest.raises(IndexError):
+        found.__getitems__([0, 36])
     (batch,) = DataLoader(found, batch_sampler=[keys], collate_fn=collate)
     assert batch["image"].shape == (3, 3, 32, 32)
     assert batch["label"].tolist() == [5, 5, 9]
@@ -175,7 +179,7 @@ def test_crops(files):
     assert max(starts) <= 27
     assert sum(slope < 0 for slope in slopes) / 400 == pytest.approx(0.25, abs=0.07)
     plain = make(files, size=28, augment=Augment(flip=0.0))
-    torch.testing.assert_close(plain[Key(1, 1)]["image"][0], plain.images[1] / 255, rtol=0, atol=1e-5)
+    torch.testing.assert_close(plain[Key(1, 1)]["image"][0], plain.images[1, 0] / 255, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -221,3 +225,30 @@ def test_the_published_files():
     assert len(found) == 2000
     assert min(found.labels.count(label) for label in range(10)) > 150
     assert len(create_dataset("fashion_mnist", "test", root=REAL)) == 10_000
+
+
+def test_a_root_that_links_to_itself_is_one_line(tmp_path, capsys):
+    """For every data set: the root is looked at before the data."""
+    from parapos import cli
+
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for recipe in ("desk_fashion", "cifar10", "ucf101_smoke"):
+        words = ["train", recipe, "--out", str(tmp_path / "run"), "--data.root", str(tmp_path / "loop")]
+        assert cli.main([*words, "--run.precision", "32-true"]) == 2
+        err = capsys.readouterr().err
+        assert (
+            err == f"parapos train: {tmp_path / 'loop'}: a symbolic link that leads back to itself, expected a folder\n"
+        )
+        assert [path.name for path in tmp_path.iterdir()] == ["loop"]
+
+
+def test_pictures_need_not_be_square(files):
+    found = make(files, "test", size=(14, 56))
+    assert found[0]["image"].shape == (3, 14, 56)
+    square = make(files, "test", size=56)
+    ramp = 4 * torch.arange(28.0)[:, None].expand(28, 28)
+    for data in (found, square):
+        data.images[0, 0] = ramp.to(torch.uint8)
+    torch.testing.assert_close(found[0]["image"][:, 1:-1], square[0]["image"].view(3, 14, 4, 56).mean(2)[:, 1:-1])
+    with pytest.raises(ValueError, match="size must be a height and a width of at least 1"):
+        make(files, size=(3, 0))

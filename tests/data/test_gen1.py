@@ -1,5 +1,6 @@
 """GEN1: which boxes count, and which events belong to a sample."""
 
+import inspect
 import shutil
 
 import numpy as np
@@ -120,6 +121,17 @@ def test_windows_equal_brute_force(events, time, count, unique, tmp_path_factory
     stream = Events.of(*zip(*sorted(events, key=lambda event: event[0]), strict=True)) if events else Events.empty()
     dat.write(path, stream)
     assert rows(last_events(dat.DatFile(path), time, count, unique=unique)) == brute(stream, time, count, unique)
+
+
+def test_the_window_is_the_last_500_000_events(tmp_path):
+    """As in the paper; of times 0, 1, 2, ... each is an event."""
+    count = 500_003
+    path = tmp_path / "a_td.dat"
+    dat.write(path, Events.of(np.arange(count), np.zeros(count, int), np.zeros(count, int), np.zeros(count, int)))
+    for time, first, last in ((count, 3, count - 1), (count - 2, 2, count - 2), (9, 0, 9)):
+        window = last_events(dat.DatFile(path), time)
+        assert np.array_equal(window.t, np.arange(first, last + 1))
+    assert gen1.LAST == inspect.signature(gen1.gen1).parameters["last"].default == 500_000
 
 
 def chunked(events, time, count, length=250_000):

@@ -1,19 +1,34 @@
 """What `prepare` finds in the clips of GEN1, and what it keeps of them."""
 
-import json
 import re
 import shutil
 
 import numpy as np
 import pytest
 
-from parapos.data import FormatError, gen1_scan
+from parapos.data import FormatError, gen1_scan, preparations
 from parapos.data.events import Events
 from parapos.data.gen1 import list_clips, usable
 from parapos.data.readers import TruncatedWarning, boxes, dat
 
 from .event_trees import copy_of, made_of, small_gen1
 from .event_trees import load_gen1 as load
+
+
+def job(root, *, quick=False, truncated="error"):
+    return preparations.Job(root, complete=False, quick=quick, options={"keep_truncated": truncated == "keep"})
+
+
+def check(root, **options):
+    return preparations.check(gen1_scan, job(root, **options))
+
+
+def prepare(root, **options):
+    """(done now, done before); the first failure is raised."""
+    done = preparations.prepare(gen1_scan, job(root, **options))
+    if done.failed:
+        raise FormatError(done.failed[0])
+    return done.now, done.before
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +71,6 @@ def test_scans_count_steps_back_in_time(piece, tmp_path):
 
 
 def test_preparing_goes_on_where_it_was(tree, monkeypatch):
-    monkeypatch.setattr(gen1_scan, "SAVE_EVERY", 1)
     scan, left = gen1_scan.scan, iter(range(2))
 
     def killed(*args, **options):
@@ -66,24 +80,24 @@ def test_preparing_goes_on_where_it_was(tree, monkeypatch):
 
     monkeypatch.setattr(gen1_scan, "scan", killed)
     with pytest.raises(KeyboardInterrupt):
-        gen1_scan.prepare(tree, complete=False)
-    assert len(json.loads((tree / "prepared" / "manifest.json").read_text())["entries"]) == 2
+        prepare(tree)
+    assert len(gen1_scan.load(gen1_scan.open_store(job(tree)))) == 2
     monkeypatch.setattr(gen1_scan, "scan", scan)
-    assert gen1_scan.prepare(tree, complete=False) == (2, 2)
-    assert gen1_scan.prepare(tree, complete=False) == (0, 4)
+    assert prepare(tree) == (2, 2)
+    assert prepare(tree) == (0, 4)
     path = next((tree / "val").glob("*_bbox.npy"))
     boxes.write(path, boxes.read(path)[1:])
-    assert gen1_scan.prepare(tree, complete=False) == (1, 3)
+    assert prepare(tree) == (1, 3)
 
 
 def test_the_manifest_knows_how_long_samples_are(tree):
-    gen1_scan.prepare(tree, complete=False)
+    prepare(tree)
     found = load("train", tree, last=9000)
-    assert gen1_scan.windows(found, tree / "prepared") == [len(found.events(i)) for i in range(len(found))]
+    assert gen1_scan.windows(found) == [len(found.events(i)) for i in range(len(found))]
     path = next((tree / "train").glob("*_bbox.npy"))
     boxes.write(path, boxes.read(path)[:-9])
     with pytest.raises(FormatError, match="is not as it was prepared; run `parapos prepare gen1` again"):
-        gen1_scan.windows(load("train", tree), tree / "prepared")
+        gen1_scan.windows(load("train", tree))
 
 
 def test_what_is_wrong_with_clips_is_told(tree):
@@ -91,35 +105,35 @@ def test_what_is_wrong_with_clips_is_told(tree):
     events = dat.read(first)
     dat.write(first, events.select(np.arange(len(events))[::-1]))
     dat.write(second, Events(events.t, events.x + np.uint16(300), events.y, events.polarity))
-    gen1_scan.prepare(tree, complete=False)
-    problems = gen1_scan.check(tree, complete=False).problems
+    prepare(tree)
+    problems = check(tree).problems
     assert problems[0].startswith(f"{first}: time goes back ")
     assert problems[1] == f"{second}: most events are outside 304 x 240"
-    assert gen1_scan.check(tree, complete=False, prepared=False).problems == []
+    assert gen1_scan.survey(job(tree, quick=True))[0].problems == []
     first.write_bytes(b"% Width x\n")
-    assert gen1_scan.check(tree, complete=False, prepared=False).problems[0].startswith(f"{first}: at byte 0: Width")
+    assert check(tree).problems[0].startswith(f"{first}: at byte 0: Width")
 
 
 def test_damaged_manifests(tree):
-    gen1_scan.prepare(tree, complete=False)
-    path = tree / "prepared" / "manifest.json"
+    prepare(tree)
+    path = tree / "prepared" / "manifest.jsonl"
     text = path.read_text()
     path.write_text(re.sub(r'"events": \d+', '"events": Infinity', text, count=1))
-    with pytest.raises(FormatError, match=r"what the manifest has of test/.* is damaged"):
-        gen1_scan.load(tree / "prepared")
+    with pytest.raises(FormatError, match=r"what the manifest has of train/.* is damaged"):
+        gen1_scan.load(gen1_scan.open_store(job(tree)))
     path.write_text(text.replace('"backward"', '"forward"', 1))
-    with pytest.raises(FormatError, match=r"what the manifest has of test/.* is damaged"):
-        gen1_scan.load(tree / "prepared")
+    with pytest.raises(FormatError, match=r"what the manifest has of train/.* is damaged"):
+        gen1_scan.load(gen1_scan.open_store(job(tree)))
 
 
 def test_what_was_kept_of_a_truncated_clip_is_not_taken_for_a_whole_one(tree):
     path = next((tree / "val").glob("*_td.dat"))
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.warns(TruncatedWarning):
-        assert gen1_scan.prepare(tree, complete=False, truncated="keep") == (4, 0)
-    assert gen1_scan.prepare(tree, complete=False, truncated="keep") == (0, 4)
-    assert len(gen1_scan.windows(load("val", tree, truncated="keep"), tree / "prepared")) == 4
+        assert prepare(tree, truncated="keep") == (4, 0)
+    assert prepare(tree, truncated="keep") == (0, 4)
+    assert len(gen1_scan.windows(load("val", tree, truncated="keep"))) == 4
     with pytest.raises(FormatError, match=r"prepared from a recording that ends early.*'keep' accepts"):
-        gen1_scan.windows(load("val", tree), tree / "prepared")
+        gen1_scan.windows(load("val", tree))
     with pytest.raises(FormatError, match="truncated='keep' takes"):
-        gen1_scan.prepare(tree, complete=False)
+        prepare(tree)

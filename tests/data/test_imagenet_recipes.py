@@ -26,7 +26,7 @@ def test_are_the_papers():
     assert (full.run.precision, full.optim.clip, full.optim.ema) == ("16-mixed", 0.0, 0.0)
     with torch.device("meta"):
         sizes = {
-            name: sum(p.numel() for p in recipe.load(name).model.build(1000).parameters())
+            name: sum(p.numel() for p in recipe.load(name).model.build({"num_classes": 1000}).parameters())
             for name in ("imagenet", "imagenet_ablation", "imagenet_matched")
         }
     assert sizes == {"imagenet": 97_491_496, "imagenet_ablation": 24_747_784, "imagenet_matched": 97_491_496}
@@ -40,7 +40,7 @@ def test_of_variants_have_the_papers_sizes():
     def added(name, base, **changes):
         model = recipe.load(name, {f"model.{key.replace('__', '.')}": value for key, value in changes.items()}).model
         with torch.device("meta"):
-            return sum(p.numel() for p in model.build(1000).parameters()) - base
+            return sum(p.numel() for p in model.build({"num_classes": 1000}).parameters()) - base
 
     text = Path(recipe.find("imagenet_ablation")).read_text()
     rows = re.findall(r"--model\.options\.(\w+) false +[\d.]+ +([\d,]+)", text)

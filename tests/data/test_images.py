@@ -373,7 +373,7 @@ def test_an_evaluation_never_skips(tree):
 def test_extreme_shapes_are_refused_by_name(tmp_path):
     Image.new("L", (200_000, 1)).save(tmp_path / "line.png")
     line = Images(tmp_path, ["line.png"], [0], classes=1, transform=eval_transform(224))
-    with pytest.raises(FormatError, match=r"line\.png: image of 200000 x 1 would become 256 x 51200000"):
+    with pytest.raises(FormatError, match=r"line\.png: image of 200000 x 1 would become 51200000 x 256"):
         line[0]
     train = Images(tmp_path, ["line.png"], [0], classes=1, transform=train_transform(32), random=True)
     assert train[0]["image"].shape == (3, 32, 32)
@@ -403,3 +403,12 @@ def test_registry():
         create_dataset("imagnet", "train")
     with pytest.raises(ValueError, match=r"dataset images has no option 'sise'.*did you mean 'size'"):
         create_dataset("images", "train", root=".", sise=3)
+
+
+def test_folders_of_images_at_sizes_that_are_not_square(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        Image.new("RGB", (40, 30), (0, 128, 255)).save(tmp_path / split / "a" / "x.png")
+    for split in ("train", "val"):
+        found = create_dataset("images", split, root=tmp_path, size=[24, 32])
+        assert found[0]["image"].shape == found.as_judged()[0]["image"].shape == (3, 24, 32)

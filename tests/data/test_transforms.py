@@ -22,7 +22,7 @@ def as_float(image):
 def test_resolutions_of_the_paper(size):
     steps = list(eval_transform(size))
     assert [type(step) for step in steps] == [ResizeShorter, v2.CenterCrop, v2.ToDtype]
-    assert steps[0].side == RESIZED[size]
+    assert (steps[0].height, steps[0].width) == (RESIZED[size], RESIZED[size])
     assert size % 16 == 0
 
 
@@ -38,6 +38,44 @@ def test_shorter_side_is_exact_for_every_shape():
                 assert tuple(resize(torch.zeros(1, short, longer, dtype=torch.uint8)).shape[1:]) == want
                 assert tuple(resize(torch.zeros(1, longer, short, dtype=torch.uint8)).shape[1:]) == want[::-1]
     assert lossy > 0
+
+
+@pytest.mark.parametrize("size", [(32, 64), (64, 32), (48, 50), (16, 16)])
+@pytest.mark.parametrize("shape", [(60, 90), (90, 60), (64, 64), (20, 300), (300, 20), (33, 66)])
+def test_images_of_any_shape_get_any_size(shape, size):
+    image = noise(*shape)
+    assert eval_transform(size)(image).shape == (3, *size)
+    cover = tuple(int(side / 0.875) for side in size)
+    resized = ResizeShorter(*cover)(image).shape[1:]
+    assert all(side >= least for side, least in zip(resized, cover, strict=True))
+    assert any(side == least for side, least in zip(resized, cover, strict=True))
+    stretch = (resized[1] / shape[1]) / (resized[0] / shape[0])  # one pixel lost to rounding at most
+    assert abs(stretch - 1) <= 1 / min(resized)
+    torch.manual_seed(0)
+    assert train_transform(size)(image).shape == (3, *size)
+
+
+def test_a_whole_image_of_the_size_is_left_alone():
+    image = noise(40, 64)
+    assert torch.equal(eval_transform((40, 64), crop=1.0)(image), as_float(image))
+    plain = Augment(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, ops=0)
+    assert torch.equal(train_transform((40, 64), plain)(image), as_float(image))
+
+
+def test_one_number_and_two_alike_are_the_same():
+    for size, image in ((32, noise(60, 90)), (48, noise(90, 61))):
+        assert torch.equal(eval_transform(size)(image), eval_transform((size, size))(image))
+        torch.manual_seed(5)
+        one = train_transform(size)(image)
+        torch.manual_seed(5)
+        assert torch.equal(one, train_transform([size, size])(image))
+
+
+@pytest.mark.parametrize("size", [0, -1, (32,), (32, 0), (32, 32, 3), (32.0, 32), "32"])
+def test_sizes_that_cannot_be(size):
+    for make in (train_transform, eval_transform):
+        with pytest.raises(ValueError, match=r"size must be (a height and a width of )?at least 1, got"):
+            make(size)
 
 
 def test_eval_is_resize_crop_divide():

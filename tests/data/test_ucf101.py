@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from parapos.data import FormatError, clips
 from parapos.data.batch import collate
-from parapos.data.clips import INDICES, complete_tubelets, read_clip, resize, scale_pixels
+from parapos.data.clips import complete_tubelets, frame_indices, read_clip, resize, scale_pixels
 from parapos.data.readers.ucf101_lists import FOLDS, SPLITS
 from parapos.data.readers.video import Frames, read_frames, write_video
 from parapos.data.sampling import Key
@@ -45,17 +45,25 @@ def grey(number, height=8, width=8):
 def test_which_frames():
     frames = (0, 1, 2, 11, 12, 21, 22, 29, 31, 32, 41, 42, 50, 127)
     assert [complete_tubelets(n) for n in frames] == [0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 5, 5]
-    assert INDICES == (0, 1, 10, 11, 20, 21, 30, 31, 40, 41)
+    assert frame_indices() == (0, 1, 10, 11, 20, 21, 30, 31, 40, 41)
 
 
-@pytest.mark.parametrize("count", [1, 2, 11, 12, 41, 42, 50])
-def test_clips_of_all_lengths(count, tmp_path):
+def test_which_frames_with_ten_unused_ones_between_tubelets():
+    frames = (0, 1, 2, 13, 14, 25, 26, 49, 50, 127)
+    assert [complete_tubelets(n, "gaps") for n in frames] == [0, 0, 1, 1, 2, 2, 3, 4, 5, 5]
+    assert frame_indices("gaps") == (0, 1, 12, 13, 24, 25, 36, 37, 48, 49)
+
+
+@pytest.mark.parametrize("spacing", ["starts", "gaps"])
+@pytest.mark.parametrize("count", [1, 2, 11, 12, 13, 14, 41, 42, 50])
+def test_clips_of_all_lengths(count, spacing, tmp_path):
     write_video(tmp_path / "a.avi", [grey(i) for i in range(count)])
-    frames, problem = read_clip(tmp_path / "a.avi")
+    frames, problem = read_clip(tmp_path / "a.avi", spacing)
     shown = [round(float(frame.float().mean()) / 5) for frame in frames]
-    assert shown == ([0, 0] if count == 1 else list(INDICES[: 2 * complete_tubelets(count)]))
+    want = frame_indices(spacing)[: 2 * complete_tubelets(count, spacing)]
+    assert shown == ([0, 0] if count == 1 else list(want))
     assert (frames.dtype, frames.shape[1:], problem) == (torch.uint8, (3, 8, 8), "")
-    video = Videos(tmp_path, ["a.avi"], [0], classes=1, height=8, width=8)[0]
+    video = Videos(tmp_path, ["a.avi"], [0], classes=1, height=8, width=8, spacing=spacing)[0]
     assert video["tubelets"] == len(frames) // 2
     assert torch.equal(video["video"][:, : len(frames)].transpose(0, 1), frames.float())
     assert not video["video"][:, len(frames) :].any()
@@ -150,9 +158,9 @@ def test_a_sample(made):
     assert (sample["id"], sample["label"], sample["readable"]) == (5, 2, True)
     assert sample["video"].shape == (3, 10, 48, 64)
     assert sample["video"].dtype == torch.float32
-    found = read_frames(made / "UCF-101" / test.files[5], INDICES)
+    found = read_frames(made / "UCF-101" / test.files[5], frame_indices())
     count = 2 * complete_tubelets(found.count)
-    for place, index in enumerate(INDICES[:count]):
+    for place, index in enumerate(frame_indices()[:count]):
         assert np.array_equal(sample["video"][:, place].permute(1, 2, 0).numpy(), found.images[index])
     assert torch.equal(test[Key(5, 9)]["video"], sample["video"])
     batch = collate([test[i] for i in range(len(test))])
@@ -337,7 +345,7 @@ def test_recipes(made):
     small = recipe.load("ucf101_smoke", {"data.root": str(made)})
     train = small.dataset("train")
     assert train[0]["video"].shape == (3, 10, 24, 32)
-    model = small.model.build(train.classes)
+    model = small.model.build({"num_classes": train.classes})
     batch = collate([train[i] for i in range(4)])
     logits = model(*(batch[name] for name in model.inputs))
     assert torch.allclose(logits, torch.full((4, 3), -np.log(3.0)).float())

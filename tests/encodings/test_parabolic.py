@@ -6,7 +6,6 @@ import pytest
 import sympy
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import parapos
 from parapos import Quadratic, create_encoding
@@ -290,31 +289,23 @@ def test_the_release_flips_the_linear_term(variant, make, inputs, qk):
         ({"init": "papre"}, "init must be one of paper, wide or three numbers.*'papre'"),
         ({"init": (1.0, 0.0)}, "init must be"),
         ({"init": "wide", "projection": False}, "where a part is off, got 'wide'"),
+        ({"form": "straight"}, "form must be one of parabolas, direct, got 'straight'"),
+        *(
+            ({"form": "direct", part: False}, "form='direct' has no ablations.*form='parabolas'")
+            for part in ("direction", "context", "activation", "projection")
+        ),
+        ({"form": "direct", "distance": False}, "form='direct' has no ablations"),
+        ({"form": "direct", "compat": "official"}, "compat must be None, got 'official'"),
+        ({"form": "direct", "init": (1.0, -2.0, 1.0)}, "second number of init must be 0, got -2.0"),
+        ({"floor": 0.1}, "floor must be .*with form='direct' only, got 0.1 with 'parabolas'"),
+        ({"form": "direct", "floor": 1.0}, "floor must be at least 0 and below 1"),
+        ({"form": "direct", "floor": -0.1}, "floor must be at least 0 and below 1.*-0.1"),
+        ({"form": "direct", "parabolas": 1}, "parabolas must be at least 2 with form='direct', got 1.*singular"),
     ],
 )
 def test_bad_options(options, word):
     with pytest.raises(ValueError, match=word):
         create_encoding("pape", dim=8, heads=2, head_dim=4, pos_dim=2, **options)
-
-
-@pytest.mark.parametrize("compat", [None, "official"])
-def test_folded_for_inference(compat):
-    """The same answers from fewer parameters; what has no W_b stays as it is."""
-    torch.manual_seed(0)
-    net = parapos.create_model("vit_nano_patch4", encoding="pape", num_classes=3, compat=compat, depth=2).eval()
-    nn.init.normal_(net.classifier.weight)
-    images = torch.randn(2, 3, 16, 16)
-    before, want = sum(p.numel() for p in net.parameters()), net(images)
-    assert parapos.fold(net) is net
-    torch.testing.assert_close(net(images), want, rtol=1e-5, atol=1e-5)
-    encoding = net.encoder.encoding
-    assert before - sum(p.numel() for p in net.parameters()) == 2 * encoding.heads * (50 - 2) * encoding.dim
-    assert not any(name.endswith("w_b") for name in net.state_dict())
-    torch.testing.assert_close(parapos.fold(net)(images), want, rtol=1e-5, atol=1e-5)
-    other = parapos.create_encoding("pape", dim=8, heads=2, head_dim=4, pos_dim=2, context=False)
-    names = [name for name, _ in parapos.fold(other).named_parameters()]
-    assert names == [name for name, _ in other.named_parameters()]
-    assert "b" in names
 
 
 @pytest.mark.parametrize("start", ["wide", (2.0, 0.0, 1.0), (0.5, -1.5, 2.0), [0.5, -1.5, 2.0]])

@@ -9,15 +9,11 @@ import pytest
 from parapos.metrics import significance
 from parapos.metrics.significance import (
     compare,
-    incomplete_beta,
     mann_whitney,
-    mean,
     paired,
     paired_corrected,
-    sample_std,
     student,
     summary,
-    t_tail,
     table,
     welch,
     wilcoxon,
@@ -47,9 +43,7 @@ def test_the_published_folds():
 
 def test_mean_and_sample_deviation():
     assert [summary(values, 2) for values in (PAPE, ROPE, MATCHED)] == ["49.57 ± 1.65", "43.97 ± 1.26", "45.27 ± 1.01"]
-    assert mean([1, 2]) == 1.5
-    assert sample_std([1, 2, 3]) == 1
-    assert sample_std([1e8, 1e8 + 1, 1e8 + 2]) == 1
+    assert summary([1e8, 1e8 + 1, 1e8 + 2]) == "100000001.0 ± 1.0"
 
 
 def test_the_table_has_every_row():
@@ -87,34 +81,6 @@ def test_scipy_agrees():
                 assert got.p == pytest.approx(want.pvalue, rel=1e-11)
                 if got.df is not None:
                     assert got.df == pytest.approx(want.df, rel=1e-12)
-
-
-def digits(size):
-    """The relative error to allow: that of a difference of logarithms of Gamma functions, which both sides take."""
-    return 1e-13 + 16 * np.finfo(float).eps * abs(math.lgamma(size))
-
-
-def test_the_t_distribution():
-    stats = pytest.importorskip("scipy.stats")
-    for df in (0.3, 1, 2, 3.74, 7, 30, 1000, 1e6):
-        for t in (0, 0.1, 1, 2, 4.7, 30, 1e3, 1e8):
-            for sign in (1, -1):
-                assert t_tail(sign * t, df) == pytest.approx(float(stats.t.sf(sign * t, df)), rel=digits(df / 2))
-    assert t_tail(math.inf, 3) == 0
-    assert t_tail(-math.inf, 3) == 1
-    assert t_tail(1, 1) == pytest.approx(0.25)  # Cauchy
-    assert 0.5 - t_tail(1e-9, 1) == pytest.approx(1e-9 / math.pi, rel=1e-6)  # a difference of which 7 digits are left
-
-
-def test_the_incomplete_beta_function():
-    special = pytest.importorskip("scipy.special")
-    for a, b in itertools.product((0.1, 0.5, 1, 3.3, 50, 4000), repeat=2):
-        for x in (0, 1e-12, 0.01, 0.3, 0.5, 0.77, 0.999, 1):
-            assert incomplete_beta(a, b, x) == pytest.approx(
-                float(special.betainc(a, b, x)), rel=digits(a + b), abs=1e-300
-            )
-    with pytest.raises(ValueError, match=r"x from 0 to 1, got .*x=1\.5"):
-        incomplete_beta(1, 1, 1.5)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -182,10 +148,8 @@ def test_scores_without_spread():
         (lambda: student([1, 2], []), "b must have at least 2 scores, got 0"),
         (lambda: paired([1, 2], [1, 2, 3]), "equally many scores to be paired, got 2 and 3"),
         (lambda: welch([1, math.nan], [1, 2]), "a must be finite, got nan"),
-        (lambda: mean([]), "at least 1 scores, got 0"),
-        (lambda: sample_std([1]), "at least 2 scores, got 1"),
-        (lambda: wilcoxon(range(101), [-1] * 101), "up to 100 scores, got 101"),
-        (lambda: t_tail(1, 0), "df must be positive, got 0"),
+        (lambda: mann_whitney([], [1]), "a must have at least 1 scores, got 0"),
+        (lambda: summary([1]), "at least 2 scores, got 1"),
     ],
 )
 def test_bad_scores(call, told):
@@ -193,7 +157,13 @@ def test_bad_scores(call, told):
         call()
 
 
-def test_a_hundred_scores_are_fast_enough():
+def test_many_scores():
+    """Without ties exact; with more ties than can be gone through, the normal approximation, near the exact p."""
     rng = np.random.default_rng(0)
-    a, b = rng.normal(0.2, 1, (2, significance.MAX_EXACT)).tolist()
-    assert 0 < wilcoxon(a, b).p <= 1
+    a, b = rng.normal(0.2, 1, (2, 100)).tolist()
+    stats = pytest.importorskip("scipy.stats")
+    assert wilcoxon(a, b).p == stats.wilcoxon(a, b, method="exact").pvalue
+    x, y = (np.round(values, 1).tolist() for values in (a, b))
+    assert 2 ** len(x) > significance.MOST_WAYS
+    assert wilcoxon(x, y).p == pytest.approx(wilcoxon(a, b).p, rel=0.1)
+    assert mann_whitney(x, y).p == pytest.approx(mann_whitney(a, b).p, rel=0.1)

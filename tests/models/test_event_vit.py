@@ -14,9 +14,9 @@ from torch import nn
 from parapos import create_encoding, create_model
 from parapos.attention import fused
 from parapos.attention.basis import contract
+from parapos.bench import forms
 from parapos.encodings import ENCODINGS
 from parapos.models import EventViT
-from parapos.report import forms
 
 from ..attention.budget import assert_within_budget, make_case
 from .nets import (

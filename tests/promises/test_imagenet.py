@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 
 from parapos import cli
-from parapos.report import tables
+from parapos.experiments import tables
 from parapos.training import checkpoint, fit
 
 from .commands import kill_when, parapos, rows, words
@@ -140,16 +141,17 @@ def test_sweep_over_five_resolutions(run, monkeypatch, capsys):
     parapos(*command)
     told = capsys.readouterr().out
     found = rows(run / "sweep" / "sweep.csv")
-    assert [(row["interpolated"], int(row["size"])) for row in found] == [
-        (flag, size) for flag in ("False", "True") for size in sizes
+    assert [(row["row"], row["column"]) for row in found] == [
+        (name, f"{size} px") for name in ("PaPE", "PaPE, interpolated") for size in sizes
     ]
-    assert {row["samples"] for row in found} == {"36.0"}
-    assert len({row["loss"] for row in found}) == 9  # at the trained size both ways are one
+    long = rows(run / "cells.csv")
+    assert {row["value"] for row in long if row["metric"] == "samples"} == {"36.0"}
+    assert len({row["value"] for row in long if row["metric"] == "loss"}) == 9  # at the trained size both ways are one
     assert (run / "sweep" / "sweep.md").read_text() == told
     assert min(size_of(run / "sweep" / "sweep.png")) > 300
     parapos("eval", run, "--size", "128", "--position-scale", "interpolate")
     (row,) = rows(run / "evaluations.csv")
-    assert [float(row[x]) for x in ("top1", "loss")] == pytest.approx([float(found[-1][x]) for x in ("top1", "loss")])
+    assert 100 * float(row["top1"]) == pytest.approx(float(found[-1]["mean"]))
     capsys.readouterr()
     monkeypatch.setattr(fit, "evaluate", None)  # nothing is evaluated twice
     parapos(*command)
@@ -170,7 +172,7 @@ def test_every_table_says_what_it_would_do(name, root, tmp_path, capsys):
         assert "14 rows: none, sincos" in out
     else:
         assert f"Measured: 0 of {len(table.rows) * len(table.columns)}." in out
-        for run in tables.resolve(table, tmp_path / "runs", {}):
+        for run in tables.resolve(table, tmp_path / "runs", {}).runs:
             assert f"parapos train {run.source} --out {run.folder}" in out
     assert list(tmp_path.iterdir()) == []
 
@@ -188,7 +190,8 @@ def test_two_runs_make_a_table(root, tmp_path, monkeypatch, capsys):
     for name, papers in (("pape", ("80.6", "74.9")), ("rope", ("80.3", "42.3"))):
         cells = [cell.split() for cell in lines[name].split("|")[2:-1]]
         assert [cells[0][1], cells[-1][1]] == [f"({figure})" for figure in papers]
-        kept = {row["size"]: float(row["top1"]) for row in rows(runs / f"imagenet-{name}" / "cells.csv")}
+        long = [row for row in rows(runs / f"imagenet-{name}" / "cells.csv") if row["metric"] == "top1"]
+        kept = {parse_qs(row["evaluation"])["size"][0]: float(row["value"]) for row in long}
         assert [ours for ours, _ in cells] == [f"{100 * top1:.1f}" for top1 in kept.values()]
         assert list(kept) == ["224", "320", "384", "448", "512", "640", "768", "896", "1024"]
     whole = (runs / "tables" / "extrapolation.md").read_text()
@@ -201,9 +204,10 @@ def test_two_runs_make_a_table(root, tmp_path, monkeypatch, capsys):
     assert "Measured: 3 of 3." in told
     parapos("eval", runs / "imagenet-pape", "--data", "imagenet_r")
     (want,) = rows(runs / "imagenet-pape" / "evaluations.csv")
-    (found,) = (row for row in rows(runs / "imagenet-pape" / "cells.csv") if row["data"] == "imagenet_r")
+    long = [row for row in rows(runs / "imagenet-pape" / "cells.csv") if "data=imagenet_r" in row["evaluation"]]
+    found = {row["metric"]: row["value"] for row in long}
     assert found["top1"] == want["top1"]  # among all classes, as the paper's
-    assert found["top1_subset"] == want["top1_4"]
+    assert found["top1_4"] == want["top1_4"]
     (line,) = (line for line in told.splitlines() if line.startswith("| pape"))
     shown = [f"{100 * float(want[name]):.1f} ({figure})" for name, figure in (("top1", "29.4"), ("top1_4", "-"))]
     assert [cell.strip() for cell in line.split("|")[3:5]] == shown
@@ -223,7 +227,7 @@ def test_two_runs_make_a_table(root, tmp_path, monkeypatch, capsys):
 
 def test_the_efficiency_table_is_measured(tmp_path, capsys, monkeypatch):
     """The table of `parapos bench model`, here of a nano model at a small size."""
-    monkeypatch.setattr("parapos.report.bench_model.PROCESSES", 1)
+    monkeypatch.setattr("parapos.bench.model.PROCESSES", 1)
     table = tmp_path / "small.toml"
     table.write_text("""
 title = "Cost of encodings, a nano model"

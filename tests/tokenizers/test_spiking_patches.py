@@ -381,7 +381,7 @@ def test_throughput(kind):
     """Twenty times the plain loop, which takes about a million events per second. What it takes here is printed.
 
     How fast that is on a machine is for `parapos bench tokenizer` to say: a test that shares its cores cannot."""
-    from parapos.report.bench_tokenizer import NUMBA, PYTHON, Stream, calls, timed
+    from parapos.bench.tokenizer import NUMBA, PYTHON, Stream, calls, timed
 
     found = calls(Stream(kind, "GEN1", 500_000))
     rates = {}

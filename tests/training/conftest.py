@@ -11,8 +11,11 @@ import pytest
 
 @pytest.fixture(scope="session")
 def environment():
-    """One thread per process: tests share the cores, and bits must not depend on how many there are."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    """One thread per process: tests share the cores, and bits must not depend on how many there are. The plug-in of the
+    tests can be imported."""
+    toy = str(Path(__file__).parents[1] / "plugins" / "toy_boxes")
+    paths = os.pathsep.join(filter(None, [toy, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}
 
 
 @pytest.fixture(scope="session")

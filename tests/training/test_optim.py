@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import parapos
-from parapos.training.optim import Average, learning_rate, make_optimizer, warmup_steps
-from parapos.training.schema import Optim
+from parapos.training.optim import Average, learning_rate, make_optimizer, make_schedule, warmup_steps
+from parapos.training.schema import Bad, Optim
 
 IMAGENET = Optim(epochs=300, batch=1024, lr=6e-4, warmup=0.05)
 
@@ -78,3 +78,49 @@ def test_average():
     average.swap(False)
     assert model.weight.item() == 3
     assert average.values["weight"].item() == pytest.approx(want)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("final", [0.0, 1e-3])
+def test_one_cycle_is_that_of_torch(warmup, final):
+    optim = Optim(epochs=1, batch=1, lr=0.5, final_lr=final, warmup=warmup, schedule="onecycle")
+    stand_in = torch.optim.AdamW([torch.zeros(1)], lr=1.0)
+    factor = 0.5 / 25 / final if final else 1e4
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        stand_in, 0.5, total_steps=20, pct_start=warmup, final_div_factor=factor
+    )
+    at = make_schedule(optim, 20)
+    found = []
+    for step in range(1, 21):
+        group = stand_in.param_groups[0]
+        assert at(step) == {"lr": pytest.approx(group["lr"]), "betas": pytest.approx(group["betas"])}
+        found.append(at(step)["lr"])
+        stand_in.step()
+        if step < 20:
+            cycle.step()
+    assert at(3) == at(3)
+    assert found[-1] == pytest.approx(final or 0.5 / 25 / 1e4)
+    with pytest.raises(ValueError, match=r"step must be in 1\.\.20, got 21"):
+        at(21)
+
+
+def test_one_cycle_of_any_length():
+    """torch divides by zero where the rise takes one step."""
+    for steps in (1, 2, 10):
+        at = make_schedule(Optim(epochs=1, batch=1, lr=1.0, warmup=0.1, schedule="onecycle"), steps)
+        assert all(0 < at(step)["lr"] <= 1 for step in range(1, steps + 1))
+    with pytest.raises(Bad, match="the first has no effect"):
+        Optim(epochs=1, batch=1, lr=1.0, schedule="onecycle", betas=(0.8, 0.9))
+
+
+def test_the_average_is_that_of_torch():
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    model = torch.nn.Linear(3, 2)
+    ours, theirs = Average(model, 0.1), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.1))
+    theirs.update_parameters(model)  # the first only copies
+    for step in range(100, 103):
+        torch.nn.init.normal_(model.weight)
+        ours.update(step)
+        theirs.update_parameters(model)
+    torch.testing.assert_close(ours.values["weight"], theirs.module.weight.detach())

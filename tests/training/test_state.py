@@ -134,9 +134,9 @@ def test_resume_never_begins_anew(run, capsys):
 )
 def test_damaged_files_beside_are_named(name, data, words, message, run, capsys):
     if data is None:
-        from parapos.report.sweep import COLUMNS
+        from parapos.experiments.store import COLUMNS
 
-        data = f"{','.join(COLUMNS)}\n{'a,' * (len(COLUMNS) - 7)}x,1,1,1,1,1,1\n".encode()
+        data = f"{','.join(COLUMNS)}\na,size=16,top1,x,w\n".encode()
     (run / name).write_bytes(data)
     (run / LAST).unlink()
     told = refused(capsys, words[0], run, *words[1:])

@@ -20,7 +20,7 @@ import torch.utils.tensorboard  # noqa: F401
 import torchvision.transforms.v2  # noqa: F401
 
 from parapos import cli
-from parapos.training import callbacks, checkpoint, command, task  # noqa: F401
+from parapos.training import callbacks, checkpoint, command, module  # noqa: F401
 
 
 def strike(owner, name, nth, number):
@@ -37,29 +37,30 @@ def strike(owner, name, nth, number):
 
 
 class HalfFile:
-    """An open file of which the n-th write leaves half of the data and then kills the process."""
+    """An open file; the n-th that is closed keeps half of what was written, and the process is killed."""
 
     calls = 0
 
     def __init__(self, file, nth):
-        self.file, self.nth = file, nth
+        self.file, self.nth, self.start = file, nth, os.path.getsize(file.name)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
+        HalfFile.calls += 1
+        if HalfFile.calls == self.nth:
+            self.file.flush()
+            os.truncate(self.file.name, (self.start + os.path.getsize(self.file.name)) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
         self.file.close()
 
     def __getattr__(self, name):
         return getattr(self.file, name)
 
-    def write(self, data):
-        HalfFile.calls += 1
-        if HalfFile.calls == self.nth:
-            self.file.write(data[: len(data) // 2])
-            self.file.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.file.write(data)
+
+def half(file, nth):
+    return HalfFile(file, nth) if file.writable() else file
 
 
 def arrange(order):
@@ -67,16 +68,16 @@ def arrange(order):
     where = order.get("kill_in") or order.get("term_in")
     number = signal.SIGKILL if "kill_in" in order else signal.SIGTERM
     if where == "step":
-        strike(task.Task, "finish_step", nth, number)
+        strike(module.TrainingModule, "finish_step", nth, number)
     elif where == "part":
-        strike(task.Task, "training_step", nth, number)
+        strike(module.TrainingModule, "training_step", nth, number)
     elif where == "validation":
-        strike(task.Task, "validation_step", nth, number)
+        strike(module.TrainingModule, "validation_step", nth, number)
     elif where in ("fsync", "replace"):
         strike(os, where, nth, number)
     elif where in ("write", "append"):
-        module = checkpoint if where == "write" else callbacks
-        module.open = lambda *args, **options: HalfFile(builtins.open(*args, **options), nth)  # noqa: SIM115
+        owner = checkpoint if where == "write" else callbacks
+        owner.open = lambda *args, **options: half(builtins.open(*args, **options), nth)  # noqa: SIM115
 
 
 def child(order):

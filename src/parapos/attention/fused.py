@@ -29,6 +29,7 @@ from ..positions import centre, placed
 from . import reference
 from .basis import (
     Exponents,
+    cast,
     contract,
     difference,
     function,
@@ -48,7 +49,7 @@ REACH_BITS = 6  # positions are scaled to |r| <= 2^6, so that float16 holds thei
 # Largest error of a logit that columns may bring, and the rounding that it is estimated from: a product of columns keeps
 # 24 bits in float32, 16 or 21 where each number is two of half precision.
 ALLOWED = {torch.float32: 5e-4, torch.bfloat16: 2e-3, torch.float16: 5e-4}
-ROUNDING = {torch.float32: 2.0**-25, torch.bfloat16: 2.0**-17, torch.float16: 2.0**-22}
+ROUNDING = {torch.float32: 2.0**-26, torch.bfloat16: 2.0**-17, torch.float16: 2.0**-22}
 
 
 class Columns(NamedTuple):
@@ -70,7 +71,7 @@ def separable(call: Call) -> Relative | None:
 
 
 @cache
-def _features(exponents: Exponents, with_constant: bool) -> Exponents:
+def key_features(exponents: Exponents, with_constant: bool) -> Exponents:
     """The monomials of a key's position that functions of D with these exponents are made of."""
     p = len(exponents[0])
     squares = any(e[0] < 0 for e in exponents)
@@ -84,19 +85,19 @@ def _features_of(term: Relative, dtype: torch.dtype) -> Exponents:
     There gradients come from columns too: that of the constant takes away what rounding leaves of a row's sum, which is
     multiplied by squares of positions where it should be by those of differences.
     """
-    return _features(term.exponents, dtype == torch.float32 or term.key_positions.unplaced is not False)
+    return key_features(term.exponents, dtype == torch.float32 or term.key_positions.unplaced is not False)
 
 
 def columns(term: Relative, q: Tensor, v: Tensor) -> Columns:
     """The columns of a term of degree two for such heads, made once for its positions."""
     features = _features_of(term, q.dtype)
     more = head_width(q, v, len(features)) - q.shape[-1]
-    return term.r.once(
-        ("columns", term.exponents, features, more, q.dtype, term.keys), lambda: _columns(term, features, more, q.dtype)
-    )
+    key = ("columns", term.exponents, features, more, q.dtype, term.keys)
+    return term.r.once(key, lambda: make_columns(term, features, more, q.dtype))
 
 
-def _columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype) -> Columns:
+def make_columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype) -> Columns:
+    """Columns of these features of a key, filled up to `more` for heads of this dtype."""
     at, to = term.r.r.detach().double(), term.key_positions.r.detach().double()
     both = to if term.keys is None else torch.cat([r.expand(max(len(at), len(to)), -1, -1) for r in (at, to)], dim=1)
     middle, reach = centre(both)
@@ -114,7 +115,7 @@ def _columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype)
     if dtype == torch.float32:  # zeros fill the heads up
         T = F.pad(T, (0, more - len(features)))
     return Columns(
-        T.float(), F.pad(_halves(phi.float(), dtype), (0, more - len(features) * _copies(dtype))), bound.float()
+        T.float(), F.pad(halves(phi.float(), dtype), (0, more - len(features) * _copies(dtype))), bound.float()
     )
 
 
@@ -144,7 +145,7 @@ def head_width(q: Tensor, v: Tensor, features: int) -> int:
     return -(-max(q.shape[-1] + features * _copies(q.dtype), v.shape[-1]) // 8) * 8
 
 
-def _halves(x: Tensor, dtype: torch.dtype, *, query: bool = False) -> Tensor:
+def halves(x: Tensor, dtype: torch.dtype, *, query: bool = False) -> Tensor:
     """x, or as numbers of half precision, arranged so that products sum x_hi y_hi + x_hi y_lo + x_lo y_hi."""
     if dtype == torch.float32:
         return x
@@ -176,14 +177,33 @@ def _cut(x: Tensor, samples: slice, heads: slice = slice(None), rows: slice = sl
     return x[:, :, rows] if x.shape[2] > 1 else x
 
 
-def _widen(q: Tensor, k: Tensor, v: Tensor, psi: Tensor, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys with their columns, and values as wide as they are."""
-    more = phi.shape[-1]
-    if psi.dtype != q.dtype:
-        psi = _halves(psi, q.dtype, query=True)
-        psi = F.pad(psi, (0, more - psi.shape[-1]))
-    key = phi[:, None].expand(*k.shape[:3], more)
-    return torch.cat([q, psi], -1), torch.cat([k, key], -1), F.pad(v, (0, q.shape[-1] + more - v.shape[-1]))
+class _Wide:
+    """Parts of tensors (B, H, N, size), widened by columns or zeros, in buffers that serve one part after another."""
+
+    def __init__(self, part: tuple[slice, slice], width: int, *tensors: Tensor) -> None:
+        b, h = part[0].stop, part[1].stop  # the first part is the largest
+        self.tensors = tensors
+        # One block of memory: C libraries hand several back to the system at once, and pages would be made anew each call.
+        sizes = [b * h * x.shape[2] * width for x in tensors]
+        pieces = tensors[0].new_empty(sum(sizes)).split(sizes)
+        self.buffers = [y.view(b, h, x.shape[2], width) for x, y in zip(tensors, pieces, strict=True)]
+        for x, y in zip(tensors, self.buffers, strict=True):
+            y[..., x.shape[-1] :] = 0.0
+
+    def __call__(self, part: tuple[slice, slice], *columns: Tensor) -> list[Tensor]:
+        """The tensors of this part; the first of them with columns."""
+        b, h = (x.stop - x.start for x in part)
+        wide = [x[:b, :h] for x in self.buffers]
+        for x, y in zip(self.tensors, wide, strict=True):
+            y[..., : x.shape[-1]] = x[part]
+        for x, y, more in zip(self.tensors, wide, columns, strict=False):
+            y[..., x.shape[-1] : x.shape[-1] + more.shape[-1]] = more
+        return wide
+
+
+def _columns_of(part: tuple[slice, slice], psi: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key columns of a part."""
+    return halves(psi[part], phi.dtype, query=True), (phi[part[0]] if len(phi) > 1 else phi)[:, None]
 
 
 def _bias_of(mask: Tensor | None, samples: slice, heads: slice, dtype: torch.dtype) -> Tensor | None:
@@ -207,10 +227,10 @@ def _columns_forward(
     psi = contract(c, T)  # (B, H, n, e)
     width, w = q.shape[-1] + phi.shape[-1], v.shape[-1]
     parts = _parts(q, k, width, 4)
+    widen = _Wide(parts[0], width, q, k, v)
     out, lse = _outputs(q, w, width)
     for part in parts:
-        wide = _widen(q[part], k[part], v[part], psi[part], phi[part[0]] if len(phi) > 1 else phi)
-        bias = _bias_of(mask, *part, q.dtype)
+        wide, bias = widen(part, *_columns_of(part, psi, phi)), _bias_of(mask, *part, q.dtype)
         y, z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)
         if len(parts) == 1:
             out, lse = y[..., :w], z
@@ -229,11 +249,10 @@ def _columns_backward(
     dout = dout if mask is None else _drop_empty(dout.clone(), mask)
     parts = _parts(q, k, width, 8)
     dq, dk, dv = (_empty(x, x.shape[-1], width) for x in (q, k, v))
-    dpsi = torch.empty_like(psi)
+    dpsi, widen = torch.empty_like(psi), _Wide(parts[0], width, q, k, v, dout, out)
     for part in parts:
-        wide = _widen(q[part], k[part], v[part], psi[part], phi[part[0]] if len(phi) > 1 else phi)
+        *wide, dy, y = widen(part, *_columns_of(part, psi, phi))
         bias = _bias_of(mask, *part, q.dtype)
-        dy, y = (F.pad(x[part], (0, width - w)) for x in (dout, out))
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dy, *wide, y, lse[part], 0.0, False, attn_mask=bias, scale=scale
         )
@@ -300,7 +319,7 @@ class _Scores(NamedTuple):
     def block(
         self, functions: Sequence[Tensor], mask: Tensor | None, samples: slice, rows: slice, dtype: torch.dtype
     ) -> Tensor:
-        """All terms of a block of scores, with -inf where the mask hides a key: (B or 1, H or 1, n, N)."""
+        """All terms of a block of scores, with -inf where the mask hides a key: (B or 1, H or 1, n, N) in `dtype`."""
         bias: Tensor | None = None
         for c, f, factor in zip(self.coefficients, functions, self.factors, strict=True):
             more = contract(_cut(c, samples, rows=rows) * factor, f)
@@ -346,7 +365,7 @@ def _forward(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
     for samples, rows, _, bias in _walk(q, k, s, mask, dtype):
         empty = bias.amax(-1, keepdim=True) == -torch.inf if mask is not None or s.tables else None
         bias = bias if empty is None else bias.masked_fill(empty, 0.0)
-        bias = bias if q.device.type == "cpu" else bias.to(q.dtype)
+        bias = bias if q.device.type == "cpu" else bias.to(q.dtype)  # PyTorch's CPU kernel takes float32 beside half
         block = F.scaled_dot_product_attention(
             wide[0][samples, :, rows], wide[1][samples], wide[2][samples], attn_mask=bias, scale=scale
         )[..., : v.shape[-1]]
@@ -494,7 +513,7 @@ def _bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _exported(call: Call) -> Tensor:
     """The same in standard operators, in float32 at least: columns where there can be, whatever their numbers."""
     dtype = torch.promote_types(call.q.dtype, torch.float32)
-    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
+    q, k, v = (cast(x, dtype) for x in (call.q, call.k, call.v))
     bias, term = _bias(call.mask, dtype), separable(call)
     if term is not None:
         T, phi, _ = columns(term, q, v)
@@ -520,7 +539,8 @@ def attention(call: Call) -> Tensor:
     s = _Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     made = [] if term is None else list(columns(term, q, v))
     # Without gradients there is no need to pass through PyTorch's dispatcher, which takes as long as a small call.
-    direct = not call.needs_grad and not torch.compiler.is_compiling() and not q.is_meta
+    watched = torch.compiler.is_compiling() or type(q) is not Tensor or torch._C._len_torch_dispatch_stack()
+    direct = not (call.needs_grad or watched or q.is_meta)
     out: Tensor = (_attend if direct else _attention)(q, k, v, call.mask, call.scale, *s, made)[0]
     return out
 

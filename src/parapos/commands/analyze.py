@@ -13,8 +13,8 @@ OPTIONS = ("samples", "split", "index", "image", "size", "query", "columns", "la
 
 
 def _analyze(args: argparse.Namespace) -> None:
+    from .. import analysis
     from ..malloc import keep_memory
-    from ..report import analysis
 
     keep_memory()
     paths = analysis.run(

@@ -76,6 +76,14 @@ def image_size(value: str) -> int:
     return int(value)
 
 
+def sides(value: str) -> int | tuple[int, int]:
+    """A side in pixels, or HEIGHTxWIDTH."""
+    parts = value.split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and 1 <= int(part) <= 65536 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected HEIGHTxWIDTH or a whole number from 1 to 65536, got {value!r}")
+    return int(value) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+
 def command(commands: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
     return commands.add_parser(name, help=summary, description=summary, epilog=f"example: {example}")
 
@@ -102,11 +110,11 @@ def guarded(name: str, work: Callable[[argparse.Namespace], None]) -> Callable[[
     def run(args: argparse.Namespace) -> None:
         try:
             from ..data import FormatError
-            from ..report.sweep import ReportError
+            from ..experiments.store import ReportError
             from ..training.callbacks import Stopped
             from ..training.checkpoint import CheckpointError
+            from ..training.module import NonFiniteLoss
             from ..training.recipe import RecipeError
-            from ..training.task import NonFiniteLoss
         except ImportError as error:
             raise UserError(f"parapos {name}: {error}; install it with: pip install 'parapos[train,report]'") from None
         try:
@@ -131,7 +139,7 @@ def guarded(name: str, work: Callable[[argparse.Namespace], None]) -> Callable[[
 def judge(found: Any, *, show: bool = True, most: int = 20) -> None:
     """Prints what a check of data found and at most so many problems; with any, ends with exit code 1. show: also print
     if nothing is wrong."""
-    from ..report.text import table
+    from ..text import table
 
     if show or found.problems:
         print(table(["", "found", "expected"], found.rows))

@@ -14,7 +14,7 @@ def _run(args: argparse.Namespace) -> None:
     try:
         import numba  # noqa: F401
 
-        from ..report import bench_tokenizer
+        from ..bench import tokenizer as bench_tokenizer
     except ModuleNotFoundError as error:
         raise UserError(f"parapos bench tokenizer: {error}; install it with: pip install 'parapos[events]'") from None
     results = bench_tokenizer.run(seconds=args.seconds, events=args.events, quick=args.quick)

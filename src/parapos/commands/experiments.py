@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..encodings import list_encodings
-from .base import SPLITS, UserError, command, guarded, integer, names, repeated, seconds, several, tell, wrote
+from .base import SPLITS, UserError, command, guarded, integer, names, repeated, several, tell, wrote
 
 
 def _sweep(args: argparse.Namespace) -> None:
+    from ..experiments import render, store, sweep
     from ..malloc import keep_memory
-    from ..report import sweep
 
     keep_memory()
     runs: list[Path] = args.runs
@@ -24,79 +24,69 @@ def _sweep(args: argparse.Namespace) -> None:
         runs = [sweep.adopt(runs[0], args.recipe, args.out, args.changes)]
     elif args.recipe or args.changes:
         raise UserError("parapos sweep: --recipe and --section.key are for weights alone; a run has a recipe")
-    found = sweep.run(
-        runs,
-        args.sizes,
-        interpolate=args.interpolate,
-        data=args.data or "",
-        split=args.split,
-        root=args.root or "",
-        batch=args.batch,
-        tell=tell,
-    )
-    print(found.markdown())
-    wrote(found.write(args.out or runs[0] / "sweep"))
+    options = dict(interpolate=args.interpolate, data=args.data or "", split=args.split, root=args.root or "")
+    grid, out = sweep.resolve(runs, args.sizes, **options), args.out or runs[0] / "sweep"
+    store.check_writable(out)
+    found = sweep.run(grid, tell, args.batch)
+    print(render.markdown(grid, found))
+    wrote(sweep.write(grid, found, out))
 
 
 def _table(args: argparse.Namespace) -> None:
+    from ..experiments import cost, hyperparameters, render, store, tables
+    from ..experiments.grid import collect
     from ..malloc import keep_memory
-    from ..report import tables, tables_cost
 
     keep_memory()
+    if args.name == hyperparameters.NAME:
+        print(hyperparameters.markdown())
+        return
     table = tables.load(args.name)
     if args.dry_run and args.from_cache:
         raise UserError("parapos table: --dry-run and --from-cache exclude each other")
-    if table.seeds:
-        _seeds_table(table, args)
-        return
-    for option, given in (("--jobs", args.jobs), ("--results", args.results)):
-        if given is not None:
-            raise UserError(f"parapos table {table.name}: {option} is for tables with seeds")
-    if args.tflops is not None and (table.bench or not args.dry_run):
+    if args.tflops is not None and (table.bench or table.seeds or not args.dry_run):
         raise UserError(f"parapos table {table.name}: --tflops is for --dry-run of a table that trains on GPUs")
+    for option, given in (("--jobs", args.jobs), ("--results", args.results)):
+        if given is not None and not table.seeds:
+            raise UserError(f"parapos table {table.name}: {option} is for tables with seeds")
     if table.bench:
         _bench_table(table, args)
         return
-    runs = tables.resolve(table, args.root, args.changes, args.only)
-    if args.dry_run:
-        print(tables.markdown(table, tables.kept(runs), args.only) + "\n")
-        print(tables_cost.estimate(runs, args.tflops or tables_cost.TFLOPS))
-        return
-    others = tables.kept_others(table, args.root, args.changes, args.only)
-    found = tables.kept(runs) if args.from_cache else tables.make(table, runs, args.root, tell, others)
-    print(tables.markdown(table, found, args.only))
-    wrote(tables.write(table, {**others, **found}, args.root))
-
-
-def _seeds_table(table: Any, args: argparse.Namespace) -> None:
-    """A table of means over seeds."""
-    from ..report import tables_seeds
-
-    if args.tflops is not None:
-        raise UserError(f"parapos table {table.name}: --tflops is for tables that train on GPUs")
-    default = Path("docs/results") if args.from_cache else args.root / "tables"
+    default = Path("docs/results") if args.from_cache and table.seeds else args.root / "tables"
     out = args.results or default / table.name
-    if args.from_cache:
-        if args.changes:
-            raise UserError(f"parapos table {table.name}: --section.key is for runs, --from-cache has none")
-        found = tables_seeds.read_raw(out)
-    else:
-        jobs = tables_seeds.resolve(table, args.root, args.changes, args.only)
-        if args.dry_run:
-            print(tables_seeds.markdown(table, tables_seeds.collect(jobs), args.only) + "\n")
-            print(tables_seeds.estimate(table, jobs))
-            return
-        found = tables_seeds.make(table, jobs, out, args.jobs or 1, tell)
-        wrote(tables_seeds.write_raw(found, out))
-    print(tables_seeds.markdown(table, found, args.only))
-    wrote(tables_seeds.write(table, found, out, args.changes))
+    if table.seeds and args.from_cache and args.changes:
+        raise UserError(f"parapos table {table.name}: --section.key is for runs, --from-cache has none")
+    grid = tables.resolve(table, args.root, args.changes, args.only)
+    if args.dry_run:
+        print(render.markdown(grid, collect(grid.jobs, curves=grid.has_curves)) + "\n")
+        print(cost.estimate_study(grid) if table.seeds else cost.estimate(grid, args.tflops or cost.TFLOPS))
+        return
+    if table.seeds and args.from_cache:
+        found = tables.read_raw(out)
+        print(render.markdown(grid, found))
+        wrote(tables.write(tables.resolve(table, args.root, {}), found, out))
+        return
+    whole = tables.with_others(grid, args.root, args.changes)
+
+    def write() -> list[Path]:
+        found = collect(whole.jobs, curves=grid.has_curves)
+        raw = tables.write_raw(found, out) if table.seeds else []
+        return raw + tables.write(whole, found, out)
+
+    if not args.from_cache:
+        store.check_writable(out if table.seeds else out.parent)
+        tables.make(grid, (args.jobs or 1) if table.seeds else 0, out / "log.txt", tell, write)
+    print(render.markdown(grid, collect(grid.jobs, curves=grid.has_curves)))
+    wrote(write())
 
 
 def _bench_table(table: Any, args: argparse.Namespace) -> None:
     """The efficiency table, which `parapos bench model` measures."""
     import torch
 
-    from ..report import bench_model, bench_model_view, measure
+    from ..bench import measure
+    from ..bench import model as bench_model
+    from ..bench import model_view as bench_model_view
 
     if args.changes:
         raise UserError(f"parapos table {table.name}: trains nothing, so it has no recipe to change")
@@ -133,11 +123,16 @@ def _bench_table(table: Any, args: argparse.Namespace) -> None:
 
 
 def _demo(args: argparse.Namespace) -> None:
-    from ..report import demo
+    from .. import analysis
+    from ..experiments import demo, render
 
-    found = demo.run(args.out, data=args.data, encodings=args.encodings, seconds=args.seconds, quick=args.quick)
-    print(f"\n{found.found.markdown()}\n\n{found.reading}\n")
-    wrote(found.files)
+    made = demo.run(args.out, data=args.data, encodings=args.encodings, quick=args.quick, tell=tell)
+    print(f"\n{render.markdown(made.grid, made.found)}\n\n{made.reading}\n")
+    wrote(made.files)
+    sizes = [column.size or 0 for column in made.grid.table.columns.values()]
+    for run in made.grid.runs:
+        if run.wanted.model.encoding == "pape":
+            wrote(analysis.look_inside(run.folder, args.out, sizes))
 
 
 def _positive(value: str) -> float:
@@ -161,9 +156,6 @@ def add(commands: Any) -> None:
     demo.add_argument("--data", type=Path, metavar="DIR", help="folder with a folder of images per class, not digits")
     demo.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where everything is written")
     demo.add_argument("--encodings", type=names(list_encodings()), default="pape,rope,alibi,sincos", help="models")
-    demo.add_argument(
-        "--seconds", type=seconds, default=300.0, help="for training and testing; fewer epochs if need be"
-    )
     demo.add_argument("--quick", action="store_true", help="next to no training: a smoke test, not a result")
     demo.set_defaults(run=guarded("demo", _demo))
 

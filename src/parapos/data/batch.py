@@ -1,4 +1,8 @@
-"""Samples to a batch: tensors are stacked, numbers become tensors, ragged tensors are padded with zeros."""
+"""Samples to a batch: tensors are stacked, numbers become tensors, ragged tensors are padded with zeros.
+
+Texts become a list, and dictionaries a dictionary of what their entries become. Tensors that are too different to be
+padded, such as the boxes of an image, become a list, too, if they are named.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +14,68 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 
-def collate(samples: Sequence[dict[str, Any]], ragged: Sequence[str] = ()) -> dict[str, Tensor]:
-    """One tensor per name, with the batch first. Samples must agree in names, shapes and dtypes.
+def collate(
+    samples: Sequence[dict[str, Any]], ragged: Sequence[str] = (), listed: Sequence[str] = ()
+) -> dict[str, Any]:
+    """One entry per name, with the batch first. Samples must agree in names, shapes and dtypes.
 
     ragged: names whose tensors may differ in their first dimension; they are padded to the longest of the batch.
+    listed: names whose tensors may differ in any dimension; they become a list. An entry of a dictionary is named
+    with a dot: "target.boxes".
     """
+    return _collate(samples, [sample.get("id") for sample in samples], "", ragged, listed)
+
+
+def _collate(
+    samples: Sequence[dict[str, Any]], ids: list[Any], prefix: str, ragged: Sequence[str], listed: Sequence[str]
+) -> dict[str, Any]:
     names = samples[0].keys()
-    for sample in samples:
+    for number, sample in zip(ids, samples, strict=True):
         if sample.keys() != names:
-            told = f"{', '.join(sample)}, sample {samples[0].get('id')} has {', '.join(names)}"
-            raise ValueError(f"sample {sample.get('id')} has {told}")
-    batch: dict[str, Tensor] = {}
-    for name in names:
-        values = [torch.as_tensor(sample[name]) for sample in samples]
-        free = name in ragged
-        for value, sample in zip(values, samples, strict=True):
-            if _kind(value, free) != _kind(values[0], free):
-                told = f"{_told(value)}, sample {samples[0].get('id')} has {_told(values[0])}"
-                raise ValueError(f"{name} of sample {sample.get('id')} is {told}")
-        batch[name] = pad_sequence(values, batch_first=True) if free else torch.stack(values)
+            where = f" in {prefix[:-1]}" if prefix else ""
+            told = f"{', '.join(sample)}{where}, sample {ids[0]} has {', '.join(names)}"
+            raise ValueError(f"sample {number} has {told}")
+    batch: dict[str, Any] = {}
+    for key in names:
+        name, values = f"{prefix}{key}", [sample[key] for sample in samples]
+        kind = _same(name, [_type(value) for value in values], ids)
+        if kind == "text":
+            batch[key] = values
+        elif kind == "dictionary":
+            batch[key] = _collate(values, ids, f"{name}.", ragged, listed)
+        else:
+            tensors = [torch.as_tensor(value) for value in values]
+            free = tensors[0].ndim if name in listed else int(name in ragged)
+            _same(name, [_Kind(value, free) for value in tensors], ids)
+            if name in listed:
+                batch[key] = tensors
+            else:
+                batch[key] = pad_sequence(tensors, batch_first=True) if free else torch.stack(tensors)
     return batch
 
 
-def _kind(value: Tensor, free: bool) -> tuple[Any, ...]:
-    """What must be equal within a batch; `free` leaves out the first dimension."""
-    return (value.dtype, value.ndim, *value.shape[free:])
+def _same(name: str, kinds: list[Any], ids: list[Any]) -> Any:
+    for number, kind in zip(ids, kinds, strict=True):
+        if kind != kinds[0]:
+            raise ValueError(f"{name} of sample {number} is {kind}, sample {ids[0]} has {kinds[0]}")
+    return kinds[0]
 
 
-def _told(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+def _type(value: Any) -> str:
+    return "text" if isinstance(value, str) else "dictionary" if isinstance(value, dict) else "tensor"
+
+
+class _Kind:
+    """What must be equal within a batch; the first `free` dimensions are left out."""
+
+    def __init__(self, value: Tensor, free: int) -> None:
+        self.key = (value.dtype, value.ndim, *value.shape[free:])
+        self.told = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Kind) and self.key == other.key
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return self.told

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .sampling import Key, sample_seed
+from .transforms import Size, sides
 
 SPLITS = {"train": range(0, 7), "val": range(7, 8), "test": range(8, 10)}  # tenths
 
@@ -38,18 +39,18 @@ class Augment:
 
 
 class Digits:
-    """A split of the digits as float images (3, size, size) in [0, 1], with all three channels alike.
+    """A split of the digits as float images (3, height, width) in [0, 1], with all three channels alike.
 
     Of every ten samples of a class, in the order of the whole set, seven are in "train", one in "val", two in "test".
     """
 
     classes = 10
+    class_names = tuple("0123456789")
+    preprocessing: ClassVar = {"mean": 0.0, "scale": 1.0}
 
-    def __init__(self, split: str, *, size: int = 32, seed: int = 0, augment: Augment | None = None) -> None:
+    def __init__(self, split: str, *, size: Size = 32, seed: int = 0, augment: Augment | None = None) -> None:
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
         data = load_digits()
@@ -60,7 +61,7 @@ class Digits:
             seen[label] += 1
         self.images = torch.tensor(data.images[rows], dtype=torch.float32) / 16  # (N, 8, 8)
         self.labels: list[int] = data.target[rows].tolist()
-        self.size, self.seed = size, seed
+        self.size, self.seed = sides(size), seed
         self.augment = (augment or Augment()) if split == "train" else None
 
     def __len__(self) -> int:
@@ -73,7 +74,7 @@ class Digits:
         if self.augment is not None:
             draws = torch.rand(7, generator=torch.Generator().manual_seed(sample_seed(self.seed, epoch, index)))
             theta = _affine(self.augment, (2 * draws - 1).tolist())
-        grid = F.affine_grid(theta[None], [1, 1, self.size, self.size], align_corners=False)
+        grid = F.affine_grid(theta[None], [1, 1, *self.size], align_corners=False)
         image = F.grid_sample(self.images[index][None, None], grid, align_corners=False, padding_mode="border")
         return {"image": image[0].expand(3, -1, -1), "label": self.labels[index], "id": index}
 

@@ -2,14 +2,13 @@
 
 A sample is a row of a recording's labels: the events from its first to its last microsecond, both inclusive, with time
 counted from the first. The official lists give users 1 to 23 for training and 24 to 29 for testing; of the former,
-users 21 to 23 are held back as "val". Gestures are read from the cache that `prepare` writes, or else from the AEDAT
-files, where one gesture takes as long as its whole recording.
+users 21 to 23 are held back as "val". Gestures are read from what `prepare` wrote, or else from the AEDAT files, where
+one gesture takes as long as its whole recording.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,20 +18,11 @@ from ..tokenizers.spiking_patches import BUCKETS
 from . import FormatError
 from .augment.events import MIRRORED, tokenize_augmented
 from .augment.events import EventAugment as Augment
-from .cache import (
-    Array,
-    Check,
-    Progress,
-    cache_folder,
-    map_array,
-    no_progress,
-    read_manifest,
-    save_array,
-    sha256,
-    write_manifest,
-)
 from .event_tokens import RAGGED, Tokenizing, tensors
 from .events import Events, clean
+from .events_tree import make_dvsgesture as synthetic  # noqa: F401 (for `parapos prepare`)
+from .preparations import Job
+from .prepared import Check, Entry, Item, Output, Store
 from .readers import aedat, told_if_early
 from .readers.gesture_lists import CLASSES, Row, read_labels, read_trials, user_of
 from .sampling import Key, sample_seed
@@ -43,9 +33,12 @@ VALIDATION = (21, 22, 23)  # users
 SPLITS = ("train", "val", "test")
 LISTED = {"train": 98, "test": 24}  # recordings of the official lists
 TEST = 288  # gestures
-KIND, VERSION = "dvsgesture", 2
+NAMES = (  # as gesture_mapping.csv has them
+    *("hand_clapping", "right_hand_wave", "left_hand_wave", "right_arm_clockwise", "right_arm_counter_clockwise"),
+    *("left_arm_clockwise", "left_arm_counter_clockwise", "arm_roll", "air_drums", "air_guitar", "other_gestures"),
+)
+VERSION = 3  # of prepared files
 EVENT = np.dtype([("t", "<u4"), ("x", "u1"), ("y", "u1"), ("polarity", "u1")], align=True)  # 8 bytes
-AGAIN = "run `parapos prepare dvsgesture` again"
 
 
 class Sample(NamedTuple):
@@ -97,42 +90,66 @@ def check_times(labels: Path, number: int, gesture: Row, events: Events, *, earl
         raise FormatError(f"{labels}: {told}, {expected}")
 
 
+def open_store(job: Job) -> Store:
+    """The prepared gestures of a root: <recording>/<row>.npy, in the cache or else in root/prepared."""
+    return Store(find_root(job.root), job.cache, "dvsgesture", VERSION, "recordings")
+
+
+def item_of(root: Path, name: str) -> Item:
+    """A recording and its labels."""
+    return Item(name, sized=(root / f"{name}.aedat",), hashed=(root / f"{name}_labels.csv",))
+
+
 def list_samples(
-    root: Path, cache: Path, names: Sequence[str], *, truncated: str = "error", complete: bool = True
+    root: Path, store: Store, names: Sequence[str], *, truncated: str = "error", complete: bool = True
 ) -> list[Sample]:
     """The gestures of recordings, prepared or not. complete=False leaves out recordings of which there is neither."""
-    entries = load(cache)
+    entries = store.entries()
     samples: list[Sample] = []
     for name in names:
-        labels = root / f"{name}_labels.csv"
+        item = item_of(root, name)
+        recording, labels = item.sized[0], item.hashed[0]
         if name in entries:
-            if labels.is_file() and sha256(labels) != entries[name].labels:
-                raise FormatError(f"{labels}: not the labels that were prepared; {AGAIN}")
-            recording = root / f"{name}.aedat"
-            if recording.is_file() and recording.stat().st_size != entries[name].bytes:
-                raise FormatError(f"{recording}: not the recording that was prepared; {AGAIN}")
-            if entries[name].early and truncated == "error":
-                told = "prepared from a recording that ends early, expected a whole one"
-                raise FormatError(f"{cache / name}: {told}; truncated='keep' accepts this")
-            samples += [Sample(name, i, row, n) for i, (row, n, _) in enumerate(entries[name].gestures)]
-        elif labels.is_file() and (root / f"{name}.aedat").is_file():
+            rows = rows_of(store, name, entries[name])
+            if changed := store.changed(item, entries[name]):
+                raise FormatError(f"{changed}: changed since it was prepared; {store.again}")
+            if entries[name].facts["early"] and truncated == "error":
+                problem = "prepared from a recording that ends early, expected a whole one"
+                raise FormatError(f"{store.folder / name}: {problem}; truncated='keep' accepts this")
+            samples += [Sample(name, i, row, count) for i, (row, count) in enumerate(rows)]
+        elif labels.is_file() and recording.is_file():
             samples += [Sample(name, i, row, None) for i, row in enumerate(read_labels(labels))]
         elif complete:
-            missing = labels if (root / f"{name}.aedat").is_file() else root / f"{name}.aedat"
+            missing = labels if recording.is_file() else recording
             raise FormatError(f"{missing}: no such file; complete=False does without this recording")
     return samples
 
 
+def rows_of(store: Store, name: str, entry: Entry) -> list[tuple[Row, int]]:
+    """The gestures of a prepared recording, with the number of events of each."""
+    try:
+        rows = [Row(*map(int, row)) for row in entry.facts["gestures"]]
+        counts = [entry.files[_file(name, i)][2][0] for i in range(len(rows))]
+        if isinstance(entry.facts["early"], bool) and all(0 <= row.label < CLASSES for row in rows):
+            return list(zip(rows, counts, strict=True))
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError):
+        pass
+    problem = f"what the manifest has of {name} is damaged; remove the manifest and {store.again}"
+    raise FormatError(f"{store.folder}: {problem}")
+
+
 class Gestures:
-    """Samples {"codes", "x", "y", "t", "length", "label", "id"}; t is in microseconds from the start of the gesture."""
+    """Samples {"codes", "x", "y", "t", "length", "label", "id"}."""
 
     classes = CLASSES
+    class_names = NAMES
     ragged = RAGGED
+    clock = "time"  # from the start of the gesture
 
     def __init__(
         self,
         root: Path,
-        cache: Path,
+        store: Store,
         samples: Sequence[Sample],
         *,
         tokenizing: Tokenizing,
@@ -142,7 +159,7 @@ class Gestures:
     ) -> None:
         if not samples:
             raise FormatError(f"{root}: no gestures, expected recordings with labels")
-        self.root, self.cache, self.samples = root, cache, list(samples)
+        self.root, self.store, self.samples = root, store, list(samples)
         self.tokenizing, self.augment, self.seed, self.truncated = tokenizing, augment, seed, truncated
 
     def __len__(self) -> int:
@@ -156,7 +173,7 @@ class Gestures:
             labels = self.root / f"{sample.recording}_labels.csv"
             check_times(labels, sample.row, sample.gesture, events, early=self.truncated == "keep")
             return cut(events, sample.gesture)
-        return load_gesture(_path(self.cache, sample.recording, sample.row), sample.gesture, sample.events)
+        return load_gesture(self.store, _file(sample.recording, sample.row), sample.gesture, sample.events)
 
     def __getitem__(self, key: int | Key) -> dict[str, Any]:
         index, epoch = key if isinstance(key, Key) else (key, 0)
@@ -170,7 +187,7 @@ class Gestures:
                 events, rng, self.tokenizing, width=SIDE, height=SIDE, settings=self.augment
             )
             label = MIRRORED[label] if changed.change.flip else label
-        return {**tensors(tokens), "label": label, "id": index}
+        return {**tensors(tokens, self.clock, origin=0), "label": label, "id": index}
 
 
 def dvsgesture(
@@ -193,11 +210,11 @@ def dvsgesture(
     there.
     """
     folder = find_root(root)
-    cache, names = cache_folder(folder, cache), list_recordings(folder, split, complete=complete)
-    samples = list_samples(folder, cache, names, truncated=truncated, complete=complete)
+    store, names = open_store(Job(folder, cache)), list_recordings(folder, split, complete=complete)
+    samples = list_samples(folder, store, names, truncated=truncated, complete=complete)
     return Gestures(
         folder,
-        cache,
+        store,
         samples,
         tokenizing=Tokenizing(height=SIDE, width=SIDE, patch=patch, threshold=threshold, refractory_us=refractory_us),
         augment=(augment or Augment()) if split == "train" else None,
@@ -206,184 +223,83 @@ def dvsgesture(
     )
 
 
-# The cache: <recording>/<row>.npy, and a manifest that knows a recording when all of its gestures are written
+# Prepared gestures
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A prepared recording: the size of its AEDAT file, and whether that ends too early; the SHA-256 of its labels, and
-    each gesture with the number of its events and the SHA-256 of its file."""
-
-    bytes: int
-    early: bool
-    labels: str
-    gestures: tuple[tuple[Row, int, str], ...]
-
-    @classmethod
-    def of(cls, cache: Path, name: str, value: Any) -> Entry:
-        """From what a manifest has."""
-        try:
-            gestures = [(Row(int(a), int(b), int(c)), int(n), str(digest)) for a, b, c, n, digest in value["gestures"]]
-            if all(0 <= row.label < CLASSES and n >= 0 for row, n, _ in gestures):
-                return cls(int(value["bytes"]), bool(value["early"]), str(value["labels"]), tuple(gestures))
-        except (KeyError, TypeError, ValueError, OverflowError):
-            pass
-        raise FormatError(f"{cache}: what the manifest has of {name} is damaged; remove the manifest and {AGAIN}")
-
-    def told(self) -> dict[str, Any]:
-        gestures = [[*row, count, digest] for row, count, digest in self.gestures]
-        return {"bytes": self.bytes, "early": self.early, "labels": self.labels, "gestures": gestures}
-
-    def is_whole(self, cache: Path, name: str) -> bool:
-        """Whether all files are there with their rows; says nothing of what the rows hold."""
-        try:
-            for i, (_, count, _) in enumerate(self.gestures):
-                _map(_path(cache, name, i), count)
-        except (FormatError, OSError):
-            return False
-        return True
+def _file(recording: str, row: int) -> str:
+    return f"{recording}/{row:02d}.npy"
 
 
-def load(cache: Path) -> dict[str, Entry]:
-    """What was prepared, by recording; nothing if there is no manifest."""
-    return {name: Entry.of(cache, name, value) for name, value in read_manifest(cache, KIND, VERSION).items()}
-
-
-def _path(cache: Path, recording: str, row: int) -> Path:
-    return cache / recording / f"{row:02d}.npy"
-
-
-def _map(path: Path, count: int) -> Array:
-    return map_array(
-        path, f"{count} rows of {EVENT}", lambda found: (found.dtype, found.shape) == (EVENT, (count,)), AGAIN
-    )
-
-
-def load_gesture(path: Path, gesture: Row, count: int) -> Events:
+def load_gesture(store: Store, file: str, gesture: Row, count: int) -> Events:
     """A prepared gesture of so many events."""
-    found = _map(path, count)
+    found = store.array(file, EVENT, (count,))
     events = Events.of(found["t"], found["x"], found["y"], found["polarity"])
     good = (events.x < SIDE) & (events.y < SIDE) & (events.polarity < 2) & (events.t <= gesture.end - gesture.start)
     if not good.all() or (events.t[1:] < events.t[:-1]).any():
-        raise FormatError(f"{path}: not the events of a gesture; remove it and {AGAIN}")
+        raise FormatError(f"{store.folder / file}: not the events of a gesture; remove it and {store.again}")
     return events
 
 
-def prepare(
-    root: str | Path,
-    cache: str | Path | None = None,
-    *,
-    truncated: str = "error",
-    complete: bool = True,
-    progress: Progress = no_progress,
-) -> tuple[int, int]:
-    """Cuts all recordings into gestures. Recordings that are done are left as they are. (done now, done before)."""
-    folder = find_root(root)
-    cache = cache_folder(folder, cache)
-    names = [name for split in SPLITS for name in list_recordings(folder, split, complete=complete)]
-    entries = load(cache)
-    now = before = 0
-    for i in progress(range(len(names)), "recordings"):
-        name = names[i]
-        source, labels = folder / f"{name}.aedat", folder / f"{name}_labels.csv"
-        if not complete and not (source.is_file() and labels.is_file()):
-            continue
-        size, digest, old = source.stat().st_size, sha256(labels), entries.get(name)
-        same = old and (old.bytes, old.labels) == (size, digest) and not (old.early and truncated == "error")
-        if old and same and old.is_whole(cache, name):
-            before += 1
-            continue
-        events, early = _read(source, truncated)
-        entries[name] = Entry(size, early, digest, tuple(_write_gestures(cache, name, labels, events, early)))
-        write_manifest(cache, KIND, VERSION, {name: entry.told() for name, entry in entries.items()})
-        now += 1
-    return now, before
-
-
-def _read(recording: Path, truncated: str) -> tuple[Events, bool]:
-    return told_if_early(lambda how: aedat.read(recording, truncated=how), truncated)
-
-
-def _write_gestures(cache: Path, name: str, labels: Path, events: Events, early: bool) -> list[tuple[Row, int, str]]:
-    gestures = []
-    for i, row in enumerate(read_labels(labels)):
-        if row.end - row.start >= 2**32:
-            raise FormatError(
-                f"{labels}: gesture {i} takes {row.end - row.start} microseconds, expected less than 2^32"
-            )
+def make(item: Item, options: Mapping[str, Any]) -> Output:
+    """Cuts a recording into gestures."""
+    (recording,), (labels,) = item.sized, item.hashed
+    rows, truncated = read_labels(labels), "keep" if options.get("keep_truncated") else "error"
+    events, early = told_if_early(lambda how: aedat.read(recording, truncated=how), truncated)
+    files: list[tuple[str, Any]] = []
+    for i, row in enumerate(rows):
+        if (length := row.end - row.start) >= 2**32:
+            raise FormatError(f"{labels}: gesture {i} takes {length} microseconds, expected less than 2^32")
         check_times(labels, i, row, events, early=early)
         part = cut(events, row)
         packed = np.zeros(len(part), EVENT)
         for field in EVENT.names or ():
             packed[field] = getattr(part, field)
-        gestures.append((row, len(part), save_array(_path(cache, name, i), packed)))
-    if gestures and not early and not any(count for _, count, _ in gestures):
-        raise FormatError(f"{labels}: {_nothing(len(gestures))}")
-    return gestures
+        files.append((_file(item.name, i), packed))
+    if rows and not early and not any(len(packed) for _, packed in files):
+        raise FormatError(f"{labels}: {_no_events(len(rows))}")
+    return Output(files, facts={"early": early, "gestures": [list(row) for row in rows]})
 
 
-def _nothing(gestures: int) -> str:
+def _no_events(gestures: int) -> str:
     return f"none of the {gestures} gestures has an event on the sensor, expected some"
 
 
-def check(
-    root: str | Path,
-    cache: str | Path | None = None,
-    *,
-    truncated: str = "error",
-    complete: bool = True,
-    prepared: bool = True,
-    progress: Progress = no_progress,
-) -> Check:
-    """What a copy holds and what it lacks: lists, labels, recordings, of which the headers of all packets are read; and
-    if `prepared`, the files that `prepare` wrote with their checksums."""
-    found = Check()
-    folder = find_root(root)
-    cache = cache_folder(folder, cache)
+def survey(job: Job) -> tuple[Check, list[Item]]:
+    """Counts lists, labels and recordings and, unless quick, the events of recordings, by the headers of packets."""
+    result, items, folder = Check(), [], find_root(job.root)
+    truncated = "keep" if job.options.get("keep_truncated") else "error"
     for part, total in LISTED.items():
         count = len(read_trials(folder / f"trials_to_{part}.txt"))
-        found.count(f"recordings in trials_to_{part}.txt", count, total if complete else None)
+        result.count(f"recordings in trials_to_{part}.txt", count, total if job.complete else None)
     for split in SPLITS:
         names = list_recordings(folder, split, complete=False)
-        there = [name for name in names if _is_there(folder, name, found.problems if complete else [])]
-        found.rows.append((f"{split}: recordings with labels", f"{len(there):,}", f"{len(names):,}"))
+        missing = [path for name in names for path in _missing(folder, name)]
+        result.problems += [f"{path}: not there" for path in missing if job.complete]
+        there = [item_of(folder, name) for name in names if not _missing(folder, name)]
+        result.rows.append((f"{split}: recordings with labels", f"{len(there):,}", f"{len(names):,}"))
         gestures = events = 0
-        for i in progress(range(len(there)), f"{split} recordings"):
+        for i in job.progress(range(len(there)), f"{split} recordings"):
             try:
-                gestures += len(read_labels(folder / f"{there[i]}_labels.csv"))
-                events += aedat.count(folder / f"{there[i]}.aedat", truncated=truncated)
+                gestures += len(read_labels(there[i].hashed[0]))
+                events += 0 if job.quick else aedat.count(there[i].sized[0], truncated=truncated)
             except FormatError as error:
-                found.problems.append(str(error))
-        found.count(f"{split}: gestures", gestures, TEST if complete and split == "test" else None)
-        found.count(f"{split}: events", events)
-    if prepared:
-        _check_cache(cache, progress, found)
-    return found
+                result.problems.append(str(error))
+        result.count(f"{split}: gestures", gestures, TEST if job.complete and split == "test" else None)
+        if not job.quick:
+            result.count(f"{split}: events", events)
+        items += there
+    return result, items
 
 
-def _is_there(folder: Path, name: str, problems: list[str]) -> bool:
-    missing = [file for file in (f"{name}.aedat", f"{name}_labels.csv") if not (folder / file).is_file()]
-    problems += [f"{folder / file}: not there" for file in missing]
-    return not missing
+def _missing(folder: Path, name: str) -> list[Path]:
+    item = item_of(folder, name)
+    return [path for path in (*item.sized, *item.hashed) if not path.is_file()]
 
 
-def _check_cache(cache: Path, progress: Progress, found: Check) -> None:
-    try:
-        entries = load(cache)
-    except FormatError as error:
-        found.problems.append(str(error))
-        return
-    names, events = list(entries), 0
-    for i in progress(range(len(names)), "prepared recordings"):
-        entry = entries[names[i]]
-        if entry.gestures and not entry.early and not any(count for _, count, _ in entry.gestures):
-            told = f"{_nothing(len(entry.gestures))}; remove it and {AGAIN}"
-            found.problems.append(f"{cache / names[i]}: {told}")
-        for row, (_, count, digest) in enumerate(entry.gestures):
-            path = _path(cache, names[i], row)
-            events += count
-            if not path.is_file() or sha256(path) != digest:
-                told = "damaged; remove it and" if path.is_file() else "not there;"
-                found.problems.append(f"{path}: {told} {AGAIN}")
-    found.count("prepared recordings", len(entries))
-    found.count("  their events on the sensor", events)
+def review(store: Store, items: Sequence[Item], entries: Mapping[str, Entry], result: Check) -> None:
+    """Counts prepared events, and names recordings that have none."""
+    counts = {name: [count for _, count in rows_of(store, name, entry)] for name, entry in entries.items()}
+    result.count("  their events on the sensor", sum(map(sum, counts.values())))
+    for name, each in counts.items():
+        if each and not sum(each) and not entries[name].facts["early"]:
+            result.problems.append(f"{store.folder / name}: {_no_events(len(each))}; remove it and {store.again}")

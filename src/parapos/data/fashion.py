@@ -11,19 +11,18 @@ import hashlib
 import math
 import struct
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from . import FormatError
-from .sampling import Key, sample_seed
+from .small_images import Augment as Augment
+from .small_images import SmallImages, check_split
+from .transforms import Size
 
 SIDE, CLASSES, TRAIN, TEST = 28, 10, 60_000, 10_000
+NAMES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 VALIDATION = 5_000  # the last of the training images
 LARGEST = 2**27  # bytes of a file, unpacked
 SHA256 = {  # of the files without gzip
@@ -32,21 +31,6 @@ SHA256 = {  # of the files without gzip
     "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Augment:
-    """How a training picture is varied: a square anywhere in it is cut out and enlarged, `area` being the range of its
-    share of the picture; and it is mirrored left to right with probability `flip`."""
-
-    area: tuple[float, float] = (1.0, 1.0)
-    flip: float = 0.5
-
-    def __post_init__(self) -> None:
-        if len(self.area) != 2 or not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ValueError(f"area must be two numbers above 0 and up to 1, the smaller first, got {self.area!r}")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip must be from 0 to 1, got {self.flip!r}")
 
 
 def read_idx(path: Path, dims: int, sha256: str | None = None) -> Tensor:
@@ -87,8 +71,8 @@ def _find(root: Path, name: str) -> Path:
     raise FileNotFoundError(f"{root / name}.gz: no such file, expected it there, or without .gz")
 
 
-class FashionMNIST:
-    """A split as float images (3, size, size) in [0, 1], with all three channels alike.
+class FashionMNIST(SmallImages):
+    """A split as float images (3, height, width) in [0, 1], with all three channels alike.
 
     "train" and "val" are the first 55,000 and the last 5,000 training images, "test" the test images. train_images,
     val_images, test_images: only the first so many of the split, 0 for all; the files are in random order.
@@ -96,13 +80,14 @@ class FashionMNIST:
     """
 
     classes = CLASSES
+    class_names = NAMES
 
     def __init__(
         self,
         split: str,
         *,
         root: str | Path,
-        size: int = 32,
+        size: Size = 32,
         seed: int = 0,
         augment: Augment | None = None,
         train_images: int = 0,
@@ -111,10 +96,7 @@ class FashionMNIST:
         complete: bool = True,
     ) -> None:
         few = {"train": train_images, "val": val_images, "test": test_images}
-        if split not in few:
-            raise ValueError(f"split must be one of {', '.join(few)}, got {split!r}")
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
+        check_split(split, few)
         kind = "t10k" if split == "test" else "train"
         names = [f"{kind}-images-idx3-ubyte", f"{kind}-labels-idx1-ubyte"]
         paths = [_find(Path(root), name) for name in names]
@@ -132,42 +114,4 @@ class FashionMNIST:
         held = VALIDATION if complete else len(labels) // 10
         part = {"train": slice(0, len(labels) - held), "val": slice(len(labels) - held, None), "test": slice(None)}
         images, labels = images[part[split]], labels[part[split]]
-        if not 0 <= few[split] <= len(labels):
-            raise ValueError(f"{split}_images must be from 0 to {len(labels)}, got {few[split]}")
-        count = few[split] or len(labels)
-        self.images, self.labels = images[:count].clone(), labels[:count].tolist()  # (N, 28, 28) uint8
-        self.size, self.seed = size, seed
-        self.augment = (augment or Augment()) if split == "train" else None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, key: int | Key) -> dict[str, Any]:
-        return self.__getitems__([key])[0]
-
-    def __getitems__(self, keys: Sequence[int | Key]) -> list[dict[str, Any]]:
-        """Many samples at once, which a DataLoader asks for: one draw of all of them."""
-        indices = []
-        theta = torch.eye(2, 3).repeat(len(keys), 1, 1)
-        for place, key in enumerate(keys):
-            index, epoch = key if isinstance(key, Key) else (key, 0)
-            index = range(len(self))[index]
-            indices.append(index)
-            if self.augment is not None:
-                theta[place] = _crop(self.augment, sample_seed(self.seed, epoch, index))
-        grid = F.affine_grid(theta, [len(keys), 1, self.size, self.size], align_corners=False)
-        pictures = self.images[indices][:, None].float() / 255
-        drawn = F.grid_sample(pictures, grid, align_corners=False, padding_mode="border").expand(-1, 3, -1, -1)
-        return [
-            {"image": image, "label": self.labels[index], "id": index}
-            for index, image in zip(indices, drawn.unbind(), strict=True)
-        ]
-
-
-def _crop(augment: Augment, seed: int) -> Tensor:
-    """(2, 3): from where in the picture, with sides from -1 to 1, each point of the result is taken."""
-    share, x, y, mirror = torch.rand(4, generator=torch.Generator().manual_seed(seed)).tolist()
-    low, high = augment.area
-    side = math.sqrt(low + (high - low) * share)
-    x, y = (1 - side) * (2 * x - 1), (1 - side) * (2 * y - 1)
-    return torch.tensor([[-side if mirror < augment.flip else side, 0.0, x], [0.0, side, y]])
+        super().__init__(split, images[:, None], labels.tolist(), size=size, seed=seed, augment=augment, few=few)

@@ -1,8 +1,8 @@
 """Prophesee GEN1: cars and pedestrians seen by an event camera on the road, as tokens of Spiking Patches with boxes.
 
-A sample is a time stamp with labels: the last events up to it, and its boxes. Time is an age here: microseconds from a
-token to the labels. Events are taken from memory-mapped DAT files by binary search, so nothing has to be prepared;
-gen1_scan.py tells what is wrong with a copy, and how many events each sample has.
+A sample is a time stamp with labels: the last events up to it, and its boxes. Events are taken from memory-mapped DAT
+files by binary search, so nothing has to be prepared; gen1_scan.py says what is wrong with a copy, and how many events
+each sample has.
 """
 
 from __future__ import annotations
@@ -143,14 +143,15 @@ def open_clip(path: Path, *, truncated: str = "error") -> DatFile:
 class Clips:
     """Samples {"codes", "x", "y", "t", "length", "boxes", "labels", "objects", "time", "id"}.
 
-    t: age in microseconds, int64 (L,). boxes: centre, width and height as shares of the frame, float32 (M, 4), with
-    classes int64 (M,) as `labels` and M as `objects`. time: microseconds from the start of the clip.
+    boxes: centre, width and height as shares of the frame, float32 (M, 4), with classes int64 (M,) as `labels` and M as
+    `objects`. time: microseconds from the start of the clip.
 
     A clip is read through once, by whichever worker needs it first: its times must not go back.
     """
 
     classes = len(CLASSES)
     ragged = (*RAGGED, "boxes", "labels")
+    clock = "age"  # to the time of the labels
 
     def __init__(
         self,
@@ -215,8 +216,7 @@ class Clips:
             )
             assert changed.boxes is not None
             boxes = changed.boxes
-        sample = tensors(tokens)
-        sample["t"] = time - sample["t"]
+        sample = tensors(tokens, self.clock, origin=time)
         sample["boxes"] = torch.from_numpy(_shares(boxes)).float()
         sample["labels"] = torch.from_numpy(boxes[:, 4].astype(np.int64))
         return {**sample, "objects": len(boxes), "time": time, "id": index}

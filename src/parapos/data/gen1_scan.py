@@ -1,11 +1,12 @@
-"""What the clips of GEN1 hold: each is read once, in pieces, and what was found is kept in a manifest.
+"""How GEN1 is prepared, and a check of a copy: each clip is read once, in pieces, and the manifest keeps what it holds.
 
-The manifest has the samples of every clip and the number of events in the frame up to each, by which batches of similar
-length can be made. It has no copy of events: samples are read from the DAT files, which are memory-mapped.
+That is the samples of every clip and the number of events in the frame up to each, by which batches of similar length
+can be made. There is no copy of events: samples are read from the DAT files, which are memory-mapped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,25 +14,23 @@ from typing import Any
 import numpy as np
 
 from . import FormatError
-from .cache import Check, Progress, cache_folder, no_progress, read_manifest, sha256, write_manifest
+from .events_tree import make_gen1 as synthetic  # noqa: F401 (for `parapos prepare`)
 from .gen1 import BOXES, CLIPS, EVENTS, HEIGHT, LAST, WIDTH, Clips, find_root, list_clips, open_clip, usable
+from .preparations import Job
+from .prepared import Check, Entry, Item, Output, Store
 from .readers import boxes as box_files
 from .readers import told_if_early
 
-KIND, VERSION = "gen1", 2
+VERSION = 3  # of prepared files
 PIECE = 4_000_000  # events at a time: about 200 MB
-SAVE_EVERY = 10  # clips; the manifest of all is some megabytes
 
 
 @dataclass(frozen=True)
 class Scan:
-    """A clip: size of its DAT file, and whether that ends too early; SHA-256 of its labels, events, those in the frame,
-    those that are earlier than the one before, boxes; and of each sample the time, the number of boxes, and the number
-    of events in the frame up to it."""
+    """A clip: whether its DAT file ends too early, events, those in the frame, those that are earlier than the one
+    before, boxes; and of each sample the time, the number of boxes, and the number of events in the frame up to it."""
 
-    bytes: int
     early: bool
-    labels: str
     events: int
     inside: int
     backward: int
@@ -39,15 +38,16 @@ class Scan:
     samples: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def of(cls, cache: Path, name: str, value: Any) -> Scan:
+    def of(cls, store: Store, name: str, entry: Entry) -> Scan:
         """From what a manifest has."""
         try:
-            numbers = {key: int(value[key]) for key in ("bytes", "events", "inside", "backward", "boxes")}
-            samples = tuple((int(a), int(b), int(c)) for a, b, c in value["samples"])
-            return cls(**numbers, early=bool(value["early"]), labels=str(value["labels"]), samples=samples)
+            facts = entry.facts
+            numbers = {key: int(facts[key]) for key in ("events", "inside", "backward", "boxes")}
+            samples = tuple((int(a), int(b), int(c)) for a, b, c in facts["samples"])
+            return cls(**numbers, early=bool(facts["early"]), samples=samples)
         except (KeyError, TypeError, ValueError, OverflowError):
-            told = "is damaged; remove the manifest and run `parapos prepare gen1` again"
-            raise FormatError(f"{cache}: what the manifest has of {name} {told}") from None
+            problem = f"what the manifest has of {name} is damaged; remove the manifest and {store.again}"
+            raise FormatError(f"{store.folder}: {problem}") from None
 
 
 def scan(folder: Path, name: str, *, train: bool, truncated: str = "error", piece: int = PIECE) -> Scan:
@@ -66,107 +66,75 @@ def scan(folder: Path, name: str, *, train: bool, truncated: str = "error", piec
         before += np.searchsorted(np.sort(events.t[good]), times, "right")
         inside += int(good.sum())
     samples = tuple(zip(times.tolist(), boxes.tolist(), before.tolist(), strict=True))
-    size = path.stat().st_size
-    return Scan(size, early, sha256(labels), len(file), inside, backward, len(found), samples)
+    return Scan(early, len(file), inside, backward, len(found), samples)
 
 
-def prepare(
-    root: str | Path,
-    cache: str | Path | None = None,
-    *,
-    truncated: str = "error",
-    complete: bool = True,
-    progress: Progress = no_progress,
-) -> tuple[int, int]:
-    """Scans all clips of all splits. Clips that are done are left as they are. (done now, done before)."""
-    folder = find_root(root)
-    cache = cache_folder(folder, cache)
-    entries = load(cache)
-    now = before = 0
-    for split in CLIPS:
-        if not complete and not (folder / split).is_dir():
-            continue
-        names = list_clips(folder, split, complete=complete)
-        for i in progress(range(len(names)), f"{split} clips"):
-            key, old = f"{split}/{names[i]}", entries.get(f"{split}/{names[i]}")
-            size, labels = (folder / f"{key}{EVENTS}").stat().st_size, sha256(folder / f"{key}{BOXES}")
-            if old and (old.bytes, old.labels) == (size, labels) and not (old.early and truncated == "error"):
-                before += 1
-                continue
-            entries[key] = scan(folder / split, names[i], train=split == "train", truncated=truncated)
-            now += 1
-            if now % SAVE_EVERY == 0:
-                _save(cache, entries)
-        _save(cache, entries)
-    return now, before
+def open_store(job: Job) -> Store:
+    return Store(find_root(job.root), job.cache, "gen1", VERSION, "clips")
 
 
-def _save(cache: Path, entries: dict[str, Scan]) -> None:
-    write_manifest(cache, KIND, VERSION, {name: asdict(entry) for name, entry in entries.items()})
+def _items(folder: Path, split: str, names: list[str]) -> list[Item]:
+    base = folder / split
+    return [Item(f"{split}/{n}", sized=(base / f"{n}{EVENTS}",), hashed=(base / f"{n}{BOXES}",)) for n in names]
 
 
-def load(cache: Path) -> dict[str, Scan]:
+def make(item: Item, options: Mapping[str, Any]) -> Output:
+    """Scans a clip."""
+    truncated = "keep" if options.get("keep_truncated") else "error"
+    (path,) = item.sized
+    folder, name = path.parent, path.name.removesuffix(EVENTS)
+    return Output(facts=asdict(scan(folder, name, train=folder.name == "train", truncated=truncated)))
+
+
+def load(store: Store) -> dict[str, Scan]:
     """What was scanned, by "<split>/<clip>"; nothing if there is no manifest."""
-    return {name: Scan.of(cache, name, value) for name, value in read_manifest(cache, KIND, VERSION).items()}
+    return {name: Scan.of(store, name, entry) for name, entry in store.entries().items()}
 
 
-def windows(dataset: Clips, cache: str | Path) -> list[int]:
+def windows(dataset: Clips, cache: str | Path | None = None) -> list[int]:
     """The number of events of every sample of a dataset, from the manifest; events that occur twice count twice."""
-    entries, found = load(Path(cache)), []
+    store = open_store(Job(dataset.folder.parent, cache))
+    scans, counts = load(store), []
     for i, name in enumerate(dataset.names):
-        entry = entries.get(f"{dataset.folder.name}/{name}")
-        if entry is None or [time for time, _, _ in entry.samples] != dataset.times[dataset.clips == i].tolist():
-            raise FormatError(f"{cache}: {name} is not as it was prepared; run `parapos prepare gen1` again")
-        if entry.early and dataset.truncated == "error":
-            told = f"{name} was prepared from a recording that ends early, expected a whole one"
-            raise FormatError(f"{cache}: {told}; truncated='keep' accepts this")
-        found += [min(events, dataset.last) for _, _, events in entry.samples]
-    return found
+        clip = scans.get(f"{dataset.folder.name}/{name}")
+        if clip is None or [time for time, _, _ in clip.samples] != dataset.times[dataset.clips == i].tolist():
+            raise FormatError(f"{store.folder}: {name} is not as it was prepared; {store.again}")
+        if clip.early and dataset.truncated == "error":
+            problem = f"{name} was prepared from a recording that ends early, expected a whole one"
+            raise FormatError(f"{store.folder}: {problem}; truncated='keep' accepts this")
+        counts += [min(events, dataset.last) for _, _, events in clip.samples]
+    return counts
 
 
-def check(
-    root: str | Path,
-    cache: str | Path | None = None,
-    *,
-    truncated: str = "error",
-    complete: bool = True,
-    prepared: bool = True,
-    progress: Progress = no_progress,
-) -> Check:
-    """What a copy holds and what it lacks: pairs of files, samples and boxes; and if `prepared`, what clips turned out
-    to be when they were scanned."""
-    found = Check()
-    folder = find_root(root)
-    cache = cache_folder(folder, cache)
-    scanned = load(cache) if prepared else None
+def survey(job: Job) -> tuple[Check, list[Item]]:
+    """Counts pairs of files, samples and boxes."""
+    result, items, folder, complete = Check(), [], find_root(job.root), job.complete
+    truncated = "keep" if job.options.get("keep_truncated") else "error"
     for split, total in CLIPS.items():
         if not (folder / split).is_dir():
-            found.rows.append((f"{split} clips", "not there", f"{total:,}" if complete else ""))
+            result.rows.append((f"{split} clips", "not there", f"{total:,}" if complete else ""))
             if complete:
-                found.problems.append(f"{folder / split}: no such folder")
+                result.problems.append(f"{folder / split}: no such folder")
             continue
-        names = list_clips(folder, split, complete=False)
-        found.count(f"{split} clips", len(names), total if complete else None)
+        clips = _items(folder, split, list_clips(folder, split, complete=False))
+        items += clips
+        result.count(f"{split} clips", len(clips), total if complete else None)
         if complete:
-            found.problems += _halves(folder / split)
+            result.problems += _halves(folder / split)
         samples = boxes = 0
-        for i in progress(range(len(names)), f"{split} clips"):
+        for i in job.progress(range(len(clips)), f"{split} clips"):
+            (path,) = clips[i].hashed
             try:
-                path = folder / split / f"{names[i]}{BOXES}"
                 kept = usable(box_files.read(path), train=split == "train", name=str(path))
-                open_clip(folder / split / f"{names[i]}{EVENTS}", truncated=truncated)
+                open_clip(clips[i].sized[0], truncated=truncated)
             except FormatError as error:
-                found.problems.append(str(error))
+                result.problems.append(str(error))
                 continue
             samples += len(np.unique(kept["t"]))
             boxes += len(kept)
-        found.count("  samples", samples)
-        found.count("  boxes", boxes)
-        if scanned is not None:
-            clips = {name: scanned[f"{split}/{name}"] for name in names if f"{split}/{name}" in scanned}
-            found.rows.append(("  clips scanned", f"{len(clips):,}", f"{len(names):,}"))
-            _check_scanned(folder / split, clips, found)
-    return found
+        result.count("  samples", samples)
+        result.count("  boxes", boxes)
+    return result, items
 
 
 def _halves(folder: Path) -> list[str]:
@@ -178,14 +146,16 @@ def _halves(folder: Path) -> list[str]:
     return problems
 
 
-def _check_scanned(folder: Path, clips: dict[str, Scan], found: Check) -> None:
-    done = clips.values()
-    found.count("    events", sum(entry.events for entry in done))
-    found.count("    of them in the frame", sum(entry.inside for entry in done))
-    found.count("    samples with fewer than 500,000", sum(n < LAST for entry in done for _, _, n in entry.samples))
-    for name, entry in clips.items():
-        if entry.backward:
-            told = f"time goes back {entry.backward:,} times, expected never: samples are found by binary search"
-            found.problems.append(f"{folder / name}{EVENTS}: {told}")
-        if entry.inside * 2 < entry.events:
-            found.problems.append(f"{folder / name}{EVENTS}: most events are outside {WIDTH} x {HEIGHT}")
+def review(store: Store, items: Sequence[Item], entries: Mapping[str, Entry], result: Check) -> None:
+    """Counts scanned events, and names clips that cannot be right."""
+    scans = [(item, Scan.of(store, item.name, entries[item.name])) for item in items if item.name in entries]
+    result.count("  their events", sum(clip.events for _, clip in scans))
+    result.count("  of them in the frame", sum(clip.inside for _, clip in scans))
+    short = sum(count < LAST for _, clip in scans for _, _, count in clip.samples)
+    result.count(f"  samples with fewer than {LAST:,}", short)
+    for item, clip in scans:
+        if clip.backward:
+            problem = f"time goes back {clip.backward:,} times, expected never: samples are found by binary search"
+            result.problems.append(f"{item.sized[0]}: {problem}")
+        if clip.inside * 2 < clip.events:
+            result.problems.append(f"{item.sized[0]}: most events are outside {WIDTH} x {HEIGHT}")

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from . import FormatError
-from .cache import Check, Progress, no_progress
 from .imagenet_tree import (
     CLASSES,
     VARIANTS,
@@ -26,7 +25,10 @@ from .imagenet_tree import (
     list_v2,
 )
 from .images import Images, Listing, open_images, read_image
-from .transforms import CROP, Augment
+from .preparations import Job
+from .prepared import Check, Item, Prepared, Progress, no_progress
+from .synthetic import write_imagenet as synthetic  # noqa: F401 (for `parapos prepare`)
+from .transforms import CROP, Augment, Size
 
 TRAIN, TEST, V2, R = 1_281_167, 50_000, 10_000, 30_000  # images
 VALIDATION = ("stratified", "every_100th")
@@ -74,7 +76,7 @@ def imagenet(
     split: str,
     *,
     root: str | Path,
-    size: int = 224,
+    size: Size = 224,
     seed: int = 0,
     augment: Augment | None = None,
     crop: float = CROP,
@@ -117,7 +119,7 @@ def imagenet_v2(
     *,
     root: str | Path,
     variant: str = VARIANTS[0],
-    size: int = 224,
+    size: Size = 224,
     crop: float = CROP,
     normalize: bool = False,
     upright: bool = True,
@@ -136,7 +138,7 @@ def imagenet_r(
     split: str = "test",
     *,
     root: str | Path,
-    size: int = 224,
+    size: Size = 224,
     crop: float = CROP,
     normalize: bool = False,
     upright: bool = True,
@@ -166,8 +168,16 @@ def _judged(listing: Listing, total: int | None) -> Listing:
     return listing
 
 
-def check(root: str | Path, *, sample: int = 1000, complete: bool = True, progress: Progress = no_progress) -> Check:
-    """Counts every part of a tree and reads `sample` images of each, evenly spaced. ImageNetV2 and -R may be absent."""
+def check(
+    root: str | Path,
+    *,
+    sample: int = 1000,
+    complete: bool = True,
+    quick: bool = False,
+    progress: Progress = no_progress,
+) -> Check:
+    """Counts every part of a tree and reads `sample` images of each, evenly spaced, or none if quick. ImageNetV2 and
+    ImageNet-R may be absent."""
     root = Path(root)
     result = Check()
     try:
@@ -196,7 +206,8 @@ def check(root: str | Path, *, sample: int = 1000, complete: bool = True, progre
         if name == "train images":
             _check_division(listing, complete, result)
         _check_classes(name, listing, each if complete else None, result)
-        _check_sample(name, listing, sample, progress, result)
+        if not quick:
+            _check_sample(name, listing, sample, progress, result)
     return result
 
 
@@ -235,6 +246,20 @@ def _check_sample(name: str, listing: Listing, sample: int, progress: Progress, 
             unreadable += 1
             result.problems.append(f"unreadable: {error}")
     result.rows.append((f"  of {len(chosen):,} read, unreadable", f"{unreadable:,}", "0"))
+
+
+def survey(job: Job) -> tuple[Check, list[Item]]:
+    """`check` for `parapos prepare`; nothing of ImageNet is prepared item by item."""
+    sample = job.options.get("sample", 1000)
+    return check(job.root, sample=sample, complete=job.complete, quick=job.quick, progress=job.progress), []
+
+
+def prepare(job: Job) -> Prepared:
+    """Writes the list of validation images if a check finds nothing wrong."""
+    if problems := survey(job)[0].problems:
+        return Prepared(failed=problems)
+    out = Path(job.root) / "validation.txt"
+    return Prepared(now=1, notes=[f"wrote {out}, sha256 {write_split(job.root, out)}"])
 
 
 def write_split(root: str | Path, out: str | Path, *, validation: str = "stratified", split_seed: int = 0) -> str:

@@ -69,7 +69,7 @@ def list_train(root: str | Path) -> Listing:
         name = min(set(folders) ^ set(wnids))
         told = "is no class of the class index" if name in folders else "is missing, though it is a class"
         raise FormatError(f"{base / 'train' / name}: {told}; expected {len(wnids)} folders, one per class")
-    return list_classes(base / "train", _rank(wnids), len(wnids))
+    return list_classes(base / "train", _rank(wnids), len(wnids), wnids)
 
 
 def list_test(root: str | Path) -> Listing:
@@ -81,7 +81,7 @@ def list_test(root: str | Path) -> Listing:
     if flat and folders:
         raise FormatError(f"{base / 'val'}: has both images and folders, expected either")
     if folders:
-        return list_classes(base / "val", rank, len(wnids))
+        return list_classes(base / "val", rank, len(wnids), wnids)
     path = _metadata(root, VAL_JSON) or _metadata(root, VAL_CSV)
     if path is None:
         raise FormatError(f"{base / 'val'}: images without labels, expected {VAL_JSON} or {VAL_CSV} in {root}")
@@ -94,7 +94,7 @@ def list_test(root: str | Path) -> Listing:
     unknown = sorted(set(wnid_of.values()) - set(wnids))
     if unknown:
         raise FormatError(f"{path}: {unknown[0]} is not one of the {len(wnids)} classes")
-    return Listing(base / "val", len(wnids), flat, [rank[wnid_of[Path(name).stem]] for name in flat])
+    return Listing(base / "val", len(wnids), flat, [rank[wnid_of[Path(name).stem]] for name in flat], wnids)
 
 
 def list_v2(root: str | Path, variant: str = VARIANTS[0]) -> Listing:
@@ -117,7 +117,7 @@ def list_v2(root: str | Path, variant: str = VARIANTS[0]) -> Listing:
             raise FormatError(f"{folder}: folder {max(rank.values())}, expected numbers from 0 to {classes - 1}")
     else:
         rank = _ranks(folder, found, wnids if wnids else found if len(found) == CLASSES else None)
-    return list_classes(folder, rank, classes)
+    return list_classes(folder, rank, classes, wnids)
 
 
 def list_r(root: str | Path) -> Listing:
@@ -127,7 +127,7 @@ def list_r(root: str | Path) -> Listing:
     wnids, found = class_list(root), list_folders(folder)
     if wnids is None and len(found) == len(R_CLASSES) and all(map(_WNID.fullmatch, found)):
         return list_classes(folder, dict(zip(found, R_CLASSES, strict=True)), CLASSES)
-    listing = list_classes(folder, _ranks(folder, found, wnids), len(wnids or ()))
+    listing = list_classes(folder, _ranks(folder, found, wnids), len(wnids or ()), wnids)
     if wnids is not None and len(wnids) == CLASSES and not set(listing.labels) <= set(R_CLASSES):
         label = min(set(listing.labels) - set(R_CLASSES))
         raise FormatError(f"{folder}: {wnids[label]} is class {label}, which is not one of the {len(R_CLASSES)} of it")

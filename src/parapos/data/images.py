@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torchvision.transforms import v2  # type: ignore[import-untyped]
 
 from . import FormatError
 from .sampling import Key, sample_seed
-from .transforms import CROP, Augment, eval_transform, train_transform
+from .transforms import CROP, MEAN, STD, Augment, Size, eval_transform, train_transform
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif")
@@ -119,6 +120,9 @@ class Images:
     judged: the transform of evaluation, if another.
     """
 
+    class_names: Sequence[str] | None = None
+    preprocessing: Mapping[str, Any] = MappingProxyType({})
+
     def __init__(
         self,
         root: str | Path,
@@ -207,16 +211,18 @@ def list_images(root: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Listing:
-    """Files below a folder in their order, the class of each, and the number of classes."""
+    """Files below a folder in their order, the class of each, the number of classes, and names of classes."""
 
     root: Path
     classes: int
     files: list[str] = field(repr=False)
     labels: list[int] = field(repr=False)
+    names: Sequence[str] | None = field(default=None, repr=False)
 
 
-def list_classes(root: Path, rank: Mapping[str, int], classes: int) -> Listing:
-    """root/<name>/<image>, sorted by name, then by image. rank: the class of every name that may occur."""
+def list_classes(root: Path, rank: Mapping[str, int], classes: int, names: Sequence[str] | None = None) -> Listing:
+    """root/<name>/<image>, sorted by name, then by image. rank: the class of every name that may occur. names: of all
+    classes."""
     files: list[str] = []
     labels: list[int] = []
     for name in list_folders(root):
@@ -225,13 +231,13 @@ def list_classes(root: Path, rank: Mapping[str, int], classes: int) -> Listing:
         found = [f"{name}/{file}" for file in list_images(root / name)]
         files += found
         labels += [rank[name]] * len(found)
-    return Listing(root, classes, files, labels)
+    return Listing(root, classes, files, labels, names)
 
 
 def open_images(
     read: Callable[[], Listing],
     split: str,
-    size: int,
+    size: Size,
     *,
     seed: int = 0,
     augment: Augment | None = None,
@@ -250,7 +256,7 @@ def open_images(
     judged = eval_transform(size, crop=crop, normalize=normalize)
     transform = train_transform(size, augment, normalize=normalize) if random else judged
     listing = read()
-    return Images(
+    images = Images(
         listing.root,
         listing.files,
         listing.labels,
@@ -263,13 +269,17 @@ def open_images(
         subset=sorted(set(listing.labels)) if subset else None,
         judged=judged,
     )
+    images.class_names = listing.names
+    mean, scale = (MEAN, STD) if normalize else ([0.0] * 3, [1.0] * 3)
+    images.preprocessing = {"crop": crop, "mean": list(mean), "scale": list(scale)}
+    return images
 
 
 def image_folder(
     split: str,
     *,
     root: str | Path,
-    size: int = 224,
+    size: Size = 224,
     seed: int = 0,
     augment: Augment | None = None,
     crop: float = CROP,
@@ -284,9 +294,14 @@ def image_folder(
     def read() -> Listing:
         for folder in (root / "train", root / split):
             if not folder.is_dir():
-                raise FormatError(f"{folder}: no such folder, expected root/train/<class>/<image> and root/{split}")
+                flat = root.is_dir() and any(list_images(root / name) for name in list_folders(root))
+                hint = (
+                    f"; {root} is a flat folder of classes, which `parapos demo --data {root}` splits" if flat else ""
+                )
+                told = f"expected root/train/<class>/<image> and root/{split}"
+                raise FormatError(f"{folder}: no such folder, {told}{hint}")
         names = list_folders(root / "train")
-        return list_classes(root / split, {name: i for i, name in enumerate(names)}, len(names))
+        return list_classes(root / split, {name: i for i, name in enumerate(names)}, len(names), names)
 
     return open_images(
         read,

@@ -14,8 +14,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2  # type: ignore[import-untyped]
 
-from . import FormatError
+from . import FormatError, cifar10
 from .imagenet_tree import CLASS_INDEX, VAL_CSV, VAL_JSON, VARIANTS
+from .readers import pickled
 
 LAYOUTS = ("json", "csv", "folders")
 _KINDS = ("rgb", "rgb", "rgb", "grey", "cmyk", "png", "turned", "rgb")  # what a few of the real files are
@@ -70,6 +71,25 @@ def write_imagenet(
         rows = [f"{name},{wnid} 1 1 {size[0]} {size[1]} " for name, wnid in answers.items()]
         (root / VAL_CSV).write_text("\n".join(["ImageId,PredictionString", *rows]) + "\n")
     return wnids
+
+
+def write_cifar10(root: str | Path, *, images: int = 40, seed: int = 0) -> None:
+    """Writes the six files of CIFAR-10's python version, with so many pictures each, to an empty or new folder."""
+    root = Path(root)
+    if root.exists() and any(root.iterdir()):
+        raise FormatError(f"{root}: not empty, expected a new folder")
+    (root / cifar10.FOLDER).mkdir(parents=True)
+    g = torch.Generator().manual_seed(seed)
+    for name in (*cifar10.TRAIN, *cifar10.TEST):
+        labels = (torch.randperm(images, generator=g) % cifar10.CLASSES).tolist()
+        pictures = torch.stack([pattern(label, cifar10.CLASSES, (32, 32), g) for label in labels])
+        content = {
+            "batch_label": f"{name} of generated pictures",
+            "labels": labels,
+            "data": pictures.flatten(1).numpy(),
+            "filenames": [f"stripes_s_{i:06d}.png" for i in range(images)],
+        }
+        (root / cifar10.FOLDER / name).write_bytes(pickled.dumps(content))
 
 
 def pattern(label: int, classes: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:

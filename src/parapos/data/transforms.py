@@ -5,6 +5,8 @@ The released code never normalises by mean and standard deviation; `normalize=Tr
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +18,7 @@ from . import FormatError
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP = 0.875  # side of the crop over the shorter side, at every resolution
 MAX_RESIZED = 1024**3 // 3  # pixels of a resized image; 1 GiB of RGB
+Size = int | Sequence[int]  # height and width in pixels, or one number for both
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +50,14 @@ class Augment:
             raise ValueError(f"magnitude must be from 0 to 30, got {self.magnitude!r}")
 
 
-def train_transform(size: int, augment: Augment | None = None, *, normalize: bool = False) -> nn.Module:
-    """Random: crop and resize to size x size, flip, RandAugment, float."""
-    _check_size(size)
+def train_transform(size: Size, augment: Augment | None = None, *, normalize: bool = False) -> nn.Module:
+    """Random: crop and resize to the size, flip, RandAugment, float. The crop's ratio is by the size's: stretched by as
+    much whatever the size is."""
+    height, width = sides(size)
     augment = augment or Augment()
+    low, high = (ratio * (width / height) for ratio in augment.ratio)
     steps: list[nn.Module] = [
-        v2.RandomResizedCrop(size, augment.scale, augment.ratio, InterpolationMode.BILINEAR, antialias=True),
+        v2.RandomResizedCrop((height, width), augment.scale, (low, high), InterpolationMode.BILINEAR, antialias=True),
         v2.RandomHorizontalFlip(augment.flip),
     ]
     if augment.ops:
@@ -60,28 +65,32 @@ def train_transform(size: int, augment: Augment | None = None, *, normalize: boo
     return nn.Sequential(*steps, *_to_float(normalize))
 
 
-def eval_transform(size: int, *, crop: float = CROP, normalize: bool = False) -> nn.Module:
-    """Deterministic: resize the shorter side to int(size / crop), cut size x size from the centre, float."""
-    _check_size(size)
+def eval_transform(size: Size, *, crop: float = CROP, normalize: bool = False) -> nn.Module:
+    """Deterministic: resize to just cover int(side / crop) of both sides, cut the size from the centre, float."""
+    height, width = sides(size)
     if not 0 < crop <= 1:
         raise ValueError(f"crop must be in (0, 1], got {crop!r}")
-    return nn.Sequential(ResizeShorter(int(size / crop)), v2.CenterCrop(size), *_to_float(normalize))
+    cover = ResizeShorter(int(height / crop), int(width / crop))
+    return nn.Sequential(cover, v2.CenterCrop((height, width)), *_to_float(normalize))
 
 
 class ResizeShorter(nn.Module):
-    """Makes the shorter side `side` exactly and the longer one in proportion, rounded down. Bilinear, antialiased."""
+    """Makes the side that is shorter, by the proportions given, exactly what is given, and the other one in proportion,
+    rounded down. Without a width, it is the height. Bilinear, antialiased."""
 
-    def __init__(self, side: int) -> None:
+    def __init__(self, height: int, width: int | None = None) -> None:
         super().__init__()
-        self.side = side
+        self.height, self.width = height, width or height
 
     def forward(self, image: Tensor) -> Tensor:
         height, width = image.shape[-2:]
-        longer = self.side * max(height, width) // min(height, width)
-        if self.side * longer > MAX_RESIZED:
-            told = f"image of {width} x {height} would become {self.side} x {longer}"
+        if self.width * height > self.height * width:  # the image is slimmer: its width decides
+            size = [self.width * height // width, self.width]
+        else:
+            size = [self.height, self.height * width // height]
+        if math.prod(size) > MAX_RESIZED:
+            told = f"image of {width} x {height} would become {size[1]} x {size[0]}"
             raise FormatError(f"{told}, expected at most {MAX_RESIZED} pixels in all")
-        size = [longer, self.side] if height > width else [self.side, longer]
         return v2.functional.resize(image, size, InterpolationMode.BILINEAR, antialias=True)
 
 
@@ -90,6 +99,10 @@ def _to_float(normalize: bool) -> list[nn.Module]:
     return [*steps, v2.Normalize(MEAN, STD)] if normalize else steps
 
 
-def _check_size(size: int) -> None:
-    if size < 1:
-        raise ValueError(f"size must be at least 1, got {size}")
+def sides(size: Size) -> tuple[int, int]:
+    """Height and width; ValueError if they are not."""
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or not all(type(side) is int and side >= 1 for side in pair):
+        expected = "at least 1" if isinstance(size, int) else "a height and a width of at least 1"
+        raise ValueError(f"size must be {expected}, got {size!r}")
+    return pair

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from torch import nn
 
+from ..text import nearest
 from .additive import NoEncoding, SinCos
 from .base import Encoding
 from .bias import ALiBi, LookHere
 from .claims import Claims
+from .looks import LOOKS
 from .parabolic import PaPE, PaPERI
 from .polynomial import PolynomialEncoding
 from .rotary import RoPE, RoPEMixed
@@ -28,7 +29,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "polynomial": PolynomialEncoding,
 }
 
-__all__ = ["ENCODINGS", "Claims", "Encoding", "create_encoding", "fold", "list_encodings"]
+__all__ = ["ENCODINGS", "Claims", "Encoding", "create_encoding", "fold", "list_encodings", "register_encoding"]
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -47,10 +48,17 @@ def list_encodings() -> list[str]:
     return list(ENCODINGS)
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """A hint for a misspelt name, or nothing."""
-    found = get_close_matches(name, known, n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+def register_encoding(name: str, cls: type[Encoding], *, label: str | None = None, color: str = "#444444") -> None:
+    """Makes an encoding known by a name, with a display name and the colour "#rrggbb" of its curves. A name that is
+    taken is an error."""
+    if ENCODINGS.get(name, cls) is not cls:
+        raise ValueError(f"encoding {name!r} is taken by {ENCODINGS[name].__qualname__}, expected a new name")
+    if not isinstance(getattr(cls, "claims", None), Claims):
+        raise TypeError(f"{cls.__name__} must say what it promises: claims = Claims(...), as every encoding does")
+    if not (color.startswith("#") and len(color) == 7 and set(color[1:].lower()) <= set("0123456789abcdef")):
+        raise ValueError(f"color must be '#rrggbb', got {color!r}")
+    ENCODINGS[name] = cls
+    LOOKS[name] = (label or name, color)
 
 
 def create_encoding(name: str, *, dim: int, heads: int, head_dim: int, pos_dim: int, **options: Any) -> Encoding:

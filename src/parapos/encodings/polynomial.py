@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention.basis import Exponents, monomials
+from ..attention.basis import Exponents, cast, monomials
 from ..attention.terms import Polynomial, Term
 from ..positions import Positions
 from .base import Encoding
@@ -43,7 +43,7 @@ class PolynomialEncoding(Encoding):
         self, x: Tensor, q: Tensor, k: Tensor, r: Positions, keys: Positions | None
     ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
         c = F.linear(x, self.w_c.flatten(0, 1).to(x.dtype))
-        c = c.to(torch.promote_types(c.dtype, torch.float32))
+        c = cast(c, torch.promote_types(c.dtype, torch.float32))
         c = c.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, N, K)
         c = torch.where(torch.tensor(self.decaying, device=c.device), -F.softplus(c), c)
         return q, k, (Polynomial(c, r, self.exponents, keys),)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention.basis import no_autocast
+from ..attention.basis import cast, no_autocast
 from ..attention.terms import Term
 from ..positions import Positions
 from .base import Encoding
@@ -21,7 +21,7 @@ from .claims import Claims
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn x (B, H, N, 2s) by angles (B or 1, H or 1, N, s), in float32 at least, and give it back in its dtype."""
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    first, second = cast(x, cos.dtype).chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(x.dtype)
 
 

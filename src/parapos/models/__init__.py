@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..encodings import nearest
+from ..text import nearest
 from .event_vit import EventViT
 from .vit import ViT
 from .vivit import ViViT
@@ -31,12 +31,21 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "event_vit_nano_patch16": (EventViT, _NANO),
 }
 
-__all__ = ["MODELS", "EventViT", "ViT", "ViViT", "create_model", "list_models"]
+__all__ = ["MODELS", "EventViT", "ViT", "ViViT", "create_model", "list_models", "register_model"]
 
 
 def list_models() -> list[str]:
     """The names that `create_model` knows."""
     return list(MODELS)
+
+
+def register_model(name: str, cls: type[nn.Module], **options: Any) -> None:
+    """Makes a model known by a name: a class, and options that the name stands for. It is built with `encoding`, with
+    what its task derives from the data (num_classes, for one) and with a recipe's options. Its `inputs` name the
+    entries of a batch that forward takes. A name that is taken is an error."""
+    if MODELS.get(name, (cls, options)) != (cls, options):
+        raise ValueError(f"model {name!r} is taken by {MODELS[name][0].__qualname__}, expected a new name")
+    MODELS[name] = (cls, options)
 
 
 def create_model(name: str, **options: Any) -> nn.Module:

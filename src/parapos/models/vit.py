@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..positions import Positions, grid_positions
@@ -25,7 +26,7 @@ class ViT(Classifier):
         super().__init__(nn.Conv2d(channels, dim, patch, patch), axes=2, dim=dim, num_classes=num_classes, **common)
         self.patch = patch
 
-    def forward_features(self, images: Tensor, position_scale: float = 1.0) -> Tensor:
+    def forward_features(self, images: Tensor, position_scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
         """Encoded tokens (B, N, D), class token first if there is one."""
         if images.ndim != 4 or images.shape[1] != self.embedding.in_channels:
             raise ValueError(f"images must be (B, {self.embedding.in_channels}, H, W), got {tuple(images.shape)}")
@@ -36,9 +37,17 @@ class ViT(Classifier):
             raise ValueError(f"position_scale must be positive and finite, got {position_scale}")
         x = self.embedding(images)  # (B, D, rows, cols)
         rows, cols = x.shape[2:]
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != (x.shape[0], rows, cols)):
+            want = f"boolean ({x.shape[0]}, {rows}, {cols}), True for patches that are real"
+            raise ValueError(f"mask must be {want}, got {mask.dtype} {tuple(mask.shape)}")
         r = grid_positions(rows, cols, cls=self.cls_token, scale=position_scale, device=x.device)
-        return self.encode(x.flatten(2).transpose(1, 2), Positions(r[None], unplaced=self.cls_token == "unplaced"))
+        positions = Positions(r[None], unplaced=self.cls_token == "unplaced")
+        return self.encode(x.flatten(2).transpose(1, 2), positions, None if mask is None else mask.flatten(1))
 
-    def forward(self, images: Tensor, position_scale: float = 1.0) -> Tensor:
-        """Logits (B, classes) of images (B, C, H, W). position_scale multiplies positions: position interpolation."""
-        return self.classify(self.forward_features(images, position_scale))
+    def forward(self, images: Tensor, position_scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
+        """Logits (B, classes) of images (B, C, H, W). position_scale multiplies positions: position interpolation.
+
+        mask (B, rows, cols) is True for real patches: images of different sizes, padded to one at the right and below.
+        """
+        tokens = self.forward_features(images, position_scale, mask)
+        return self.classify(tokens, None if mask is None else mask.flatten(1))

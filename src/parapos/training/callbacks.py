@@ -1,8 +1,8 @@
 """What happens beside the steps, in one order: count, record, save, stop.
 
 A checkpoint is written between steps only, and after a validation, never before one that is due, unless a signal asks
-for it; then the validation is done first when the run goes on. The metrics file is written through before a checkpoint
-that counts its rows, so both always agree.
+for it; then the validation is done first when the run goes on. The metrics file is written through before a checkpoint,
+so it has at least the rows up to the checkpoint's step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 
 from . import checkpoint, rows
-from .task import NonFiniteLoss, Task
+from .module import NonFiniteLoss, TrainingModule
 
 SHOWN = 8  # samples that an error names
 
@@ -41,21 +41,33 @@ class Stopped(Exception):
 class Recorder:
     """metrics.csv, and loggers that get the same rows. Numbers are written so that they read back as they were."""
 
-    def __init__(self, path: Path, metric_names: Sequence[str], loggers: Sequence[Logger] = ()) -> None:
+    def __init__(
+        self, path: Path, metrics: Sequence[str], loggers: Sequence[Logger] = (), parts: Sequence[str] = ()
+    ) -> None:
         self.path, self.loggers = path, loggers
-        self.columns = ["step", "epoch", "lr", "train_loss", *(f"val_{name}" for name in metric_names)]
+        trained = ["train_loss", *(f"train_{name}" for name in parts)]
+        self.columns = ["step", "epoch", "lr", *trained, *(f"val_{name}" for name in metrics)]
 
-    def rewind(self, known: int) -> str | None:
-        """Keeps the first rows that a checkpoint knows, and makes the file if there is none. Says what is missing."""
+    def rewind(self, step: int, validated: int, expected: int) -> str | None:
+        """Keeps the rows that a checkpoint knows, and makes the file if there is none. Says what is missing.
+
+        step, validated: the last step that was trained, and the last one after which a validation was done. expected:
+        how many rows there should be.
+        """
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        kept = [line for line in lines[1:] if line.endswith(b"\n")][:known]
         header = f"{','.join(self.columns)}\n".encode()
         if lines and lines[0] != header:
             raise checkpoint.CheckpointError(f"{self.path}: expected the columns {','.join(self.columns)}")
-        data = b"".join([header, *kept])
-        rows.parse(self.path, data, self.columns, numbers=self.columns)
-        checkpoint.write(self.path, data)
-        return f"{self.path}: has {len(kept)} of {known} rows; the others are lost" if len(kept) < known else None
+        whole = [line for line in lines[1:] if line.endswith(b"\n")]
+        read = rows.parse(self.path, b"".join([header, *whole]), self.columns, numbers=self.columns)
+        kept: dict[tuple[int, bool], bytes] = {}  # a step has at most one row of training and one of validation
+        for row, line in zip(read, whole, strict=True):
+            trained = "lr" in row
+            if row.get("step", 0) <= (step if trained else validated):
+                kept.setdefault((row.get("step", 0), trained), line)
+        checkpoint.write(self.path, b"".join([header, *kept.values()]))
+        missing = len(kept) < expected
+        return f"{self.path}: has {len(kept)} of {expected} rows; the others are lost" if missing else None
 
     def add(self, row: dict[str, Any]) -> None:
         text = io.StringIO()
@@ -110,10 +122,13 @@ class Display:
 
 
 class Engine(Callback):
-    """Runs everything that is not the step itself. `folder` is the run's; only the first process writes there."""
+    """Runs everything that is not the step itself. `folder` is the run's; only the first process writes there. outputs:
+    options of the model that the data decided."""
 
-    def __init__(self, folder: Path, recorder: Recorder | None, display: Display | None) -> None:
-        self.folder, self.recorder, self.display = folder, recorder, display
+    def __init__(
+        self, folder: Path, outputs: Mapping[str, Any], recorder: Recorder | None, display: Display | None
+    ) -> None:
+        self.folder, self.outputs, self.recorder, self.display = folder, outputs, recorder, display
         self.signal = 0
         self._before: dict[int, Any] = {}
 
@@ -134,21 +149,21 @@ class Engine(Callback):
         self._listen()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        task: Task = pl_module
-        assert task.plan is not None
-        if (batch_idx + 1) % task.plan.accumulate:
+        module: TrainingModule = pl_module
+        assert module.plan is not None
+        if (batch_idx + 1) % module.plan.accumulate:
             return
-        loss, stop = task.finish_step(self.signal)
-        progress, run = task.progress, task.recipe.run
+        loss, stop = module.finish_step(self.signal)
+        progress, run = module.progress, module.recipe.run
         if not math.isfinite(loss):
-            raise NonFiniteLoss(self._not_finite(task, loss))
+            raise NonFiniteLoss(self._not_finite(module, loss))
         if self.display is not None:
             self.display.step(progress.step, loss)
         if progress.step % run.log_every == 0:
-            self._row(task, lr=trainer.optimizers[0].param_groups[0]["lr"])
-        due = run.save_every and progress.step % run.save_every == 0 and progress.step % task.plan.steps
+            self._row(module, lr=trainer.optimizers[0].param_groups[0]["lr"])
+        due = run.save_every and progress.step % run.save_every == 0 and progress.step % module.plan.steps
         if due or stop:
-            path = self._save(trainer, task)
+            path = self._save(trainer, module)
             if stop:
                 raise Stopped(stop, path)
 
@@ -163,19 +178,20 @@ class Engine(Callback):
             raise Stopped(self.signal, self._save(trainer, pl_module))
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        task: Task = pl_module
-        assert task.plan is not None
-        progress = task.progress
-        progress.validated = progress.step // task.plan.steps
-        self._row(task, **{f"val_{name}": value for name, value in task.results.items()})
-        found = task.results[task.best_metric]
-        if found > progress.best or not progress.best_step:
-            progress.best, progress.best_step = found, progress.step
-            self._export(trainer, task)
-        if task.average is not None:
-            task.average.swap(False)
-        path = self._save(trainer, task)
-        if self.signal and task.plan.world == 1 and progress.step < task.steps:
+        module: TrainingModule = pl_module
+        assert module.plan is not None
+        progress, metric = module.progress, module.task.metric(module.task.headline)
+        progress.validated = progress.step // module.plan.steps
+        self._check_weights(trainer, module)
+        self._row(module, **{f"val_{name}": value for name, value in module.results.items()})
+        value = module.results[metric.name]
+        if not progress.best_step or metric.better(value, progress.best):
+            progress.best, progress.best_step = value, progress.step
+            self._export(trainer, module)
+        if module.average is not None:
+            module.average.swap(False)
+        path = self._save(trainer, module)
+        if self.signal and module.plan.world == 1 and progress.step < module.steps:
             raise Stopped(self.signal, path)
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
@@ -191,54 +207,59 @@ class Engine(Callback):
             signal.signal(number, handler)
         self._before = {}
 
-    def _row(self, task: Task, **values: float) -> None:
+    def _row(self, module: TrainingModule, **values: float) -> None:
         """Adds a row to the metrics. One with a learning rate also has the mean loss since the last such row."""
-        progress = task.progress
-        assert task.plan is not None
-        row: dict[str, Any] = {"step": progress.step, "epoch": -(-progress.step // task.plan.steps), **values}
+        progress = module.progress
+        assert module.plan is not None
+        row: dict[str, Any] = {"step": progress.step, "epoch": -(-progress.step // module.plan.steps), **values}
         if "lr" in values:
             row["train_loss"] = progress.loss_sum / progress.loss_steps
-            progress.loss_sum, progress.loss_steps = 0.0, 0
-        progress.rows += 1
+            row |= {f"train_{name}": value / progress.loss_steps for name, value in progress.part_sums.items()}
+            progress.loss_sum, progress.loss_steps, progress.part_sums = 0.0, 0, {}
         if self.recorder is not None:
             self.recorder.add(row)
         if self.display is not None:
-            self.display.row(row, task.recipe.optim.epochs)
+            self.display.row(row, module.recipe.optim.epochs)
 
-    def _save(self, trainer: Trainer, task: Task) -> Path:
-        folder = self.folder / "checkpoints"
-        path = checkpoint.step_path(folder, task.progress.step)
-        sound = all(bool(p.isfinite().all()) for p in task.model.parameters())
-        if not trainer.strategy.reduce_boolean_decision(sound):
-            good = checkpoint.latest(folder)[0]
-            told = f"weights are not finite after step {task.progress.step}"
+    def _check_weights(self, trainer: Trainer, module: TrainingModule) -> None:
+        finite = checkpoint.not_finite(module.model) is None
+        if not trainer.strategy.reduce_boolean_decision(finite):
+            good = checkpoint.latest(self.folder / "checkpoints")[0]
+            told = f"weights are not finite after step {module.progress.step}"
             raise NonFiniteLoss(f"{told}; last good checkpoint: {good or 'none yet'}")
+
+    def _save(self, trainer: Trainer, module: TrainingModule) -> Path:
+        folder = self.folder / "checkpoints"
+        path = checkpoint.step_path(folder, module.progress.step)
+        self._check_weights(trainer, module)
         if self.recorder is not None:
             self.recorder.flush()
         trainer.save_checkpoint(path, weights_only=False)
         if trainer.is_global_zero:
-            checkpoint.prune(folder, task.recipe.run.keep)
+            checkpoint.prune(folder, module.recipe.run.keep)
         return path
 
-    def _export(self, trainer: Trainer, task: Task) -> None:
+    def _export(self, trainer: Trainer, module: TrainingModule) -> None:
         weights = trainer.strategy.lightning_module_state_dict()
         if trainer.is_global_zero:
-            model = {k.removeprefix("model."): v for k, v in weights.items() if k.startswith("model.")}
+            model, recipe = module.recipe.model, module.recipe
             checkpoint.export(
                 self.folder / "weights.safetensors",
-                model,
-                model=task.recipe.model.name,
-                encoding=task.recipe.model.encoding,
-                options=task.recipe.model.chosen,
-                classes=task.classes,
-                size=task.recipe.data.size,
-                step=task.progress.step,
-                **{f"val_{name}": value for name, value in task.results.items()},
+                {k.removeprefix("model."): v for k, v in weights.items() if k.startswith("model.")},
+                model=model.name,
+                encoding=model.encoding,
+                options=model.chosen,
+                outputs=self.outputs,
+                plugins=list(recipe.plugins),
+                learned=recipe.learned,
+                size=recipe.data.size,
+                step=module.progress.step,
+                **{f"val_{name}": value for name, value in module.results.items()},
             )
 
-    def _not_finite(self, task: Task, loss: float) -> str:
-        bad = task.bad_samples()
+    def _not_finite(self, module: TrainingModule, loss: float) -> str:
+        bad = module.bad_samples()
         more = f" and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
         who = f"samples {', '.join(map(str, bad[:SHOWN]))}{more}" if bad else "no single sample, only their sum"
         good = checkpoint.latest(self.folder / "checkpoints")[0]
-        return f"loss is {loss} at step {task.progress.step}, from {who}; last good checkpoint: {good or 'none yet'}"
+        return f"loss is {loss} at step {module.progress.step}, from {who}; last good checkpoint: {good or 'none yet'}"

@@ -7,26 +7,27 @@ with all that is needed to build the model again in the header.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from torch import Tensor, nn
 
-from ..models import create_model
+from ..models import MODELS, create_model
 
 HEADER = "parapos"  # the key in the metadata of safetensors; one key, for they have no order
 FORMAT = 1
+NEEDED: dict[str, type] = {"model": str, "encoding": str, "options": dict}  # of a header
 
 
 class CheckpointError(RuntimeError):
@@ -35,29 +36,66 @@ class CheckpointError(RuntimeError):
 
 def write(path: Path, data: bytes | memoryview) -> None:
     """Puts a file in place at once: it holds the old content or the new, whatever happens on the way."""
+    with _replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(data)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Where to write a file, which is flushed to disk and put in its place when the block ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        _flush(temporary)
         os.replace(temporary, path)
     except OSError as error:  # a full disk does not say which file
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
-    folder = os.open(path.parent, os.O_RDONLY)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """What was written to a file or folder is on the disk."""
+    number = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(number)
     finally:
-        os.close(folder)
+        os.close(number)
 
 
 def save(state: Mapping[str, Any], path: Path) -> None:
-    """Writes a checkpoint of plain types: numbers, texts, lists, dictionaries and tensors."""
-    buffer = io.BytesIO()
-    torch.save(_plain(state, ""), buffer)
-    write(path, buffer.getbuffer())
+    """Writes a checkpoint of plain types: numbers, texts, lists, dictionaries and tensors. Tensors are streamed to disk
+    one by one, so that none is in memory twice."""
+    plain = _plain(state, "")
+    with _replacing(path) as temporary, open(temporary, "wb") as file:
+        stream = _Stream(file)
+        try:
+            torch.save(plain, stream)  # type: ignore[arg-type]
+        except RuntimeError:  # torch's words for any error of a file
+            raise stream.error or CheckpointError(f"{path}: torch cannot write it") from None
+
+
+class _Stream:
+    """A file to write into that remembers its error."""
+
+    error: OSError | None = None
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
+    def write(self, data: Any) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -67,7 +105,7 @@ def _plain(value: Any, where: str) -> Any:
         kind = tuple if isinstance(value, tuple) else list
         return kind(_plain(v, f"{where}[{i}]") for i, v in enumerate(value))
     if isinstance(value, Tensor):
-        return value.detach().cpu()
+        return value.detach()
     if type(value) is str:
         return sys.intern(value)  # equal states then give equal bytes: pickle writes an object once
     if value is None or type(value) in (bool, int, float):
@@ -136,11 +174,13 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def export(path: str | Path, weights: Mapping[str, Tensor], **about: Any) -> None:
-    """Writes weights as safetensors. about: what `load_weights` needs (model, encoding, options, classes) and more."""
-    from safetensors.torch import save as to_bytes
+    """Writes weights as safetensors. about: what `load_weights` needs (model, encoding, options, and the outputs of the
+    task or the number of classes) and more."""
+    from safetensors.torch import save_file
 
     header = {HEADER: json.dumps({"format": FORMAT, **about})}
-    write(Path(path), to_bytes({k: v.detach().cpu().contiguous() for k, v in weights.items()}, metadata=header))
+    with _replacing(Path(path)) as temporary:
+        save_file({k: v.detach().contiguous() for k, v in weights.items()}, temporary, metadata=header)
 
 
 def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
@@ -159,7 +199,7 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         raise CheckpointError(f"{path}: not safetensors: {error}") from None
     try:
         about = _about(header.get(HEADER, "{}"))
-        build = partial(create_model, about["model"], encoding=about["encoding"], num_classes=about["classes"])
+        build = partial(create_model, about["model"], encoding=about["encoding"], **outputs_of(about))
         with torch.device("meta"):  # before memory is taken for whatever the header says
             compare(build(**about["options"]).state_dict(), weights)
         model = build(**about["options"])
@@ -167,7 +207,14 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     except Exception as error:
         told = str(error) or type(error).__name__
         raise CheckpointError(f"{path}: header and weights do not make a model: {told}") from None
+    if (bad := not_finite(model)) is not None:
+        raise CheckpointError(f"{path}: {bad} holds NaN or infinity; these weights answer nothing")
     return model.eval(), about
+
+
+def not_finite(model: nn.Module) -> str | None:
+    """The name of the first parameter that is not finite."""
+    return next((name for name, p in model.named_parameters() if not bool(p.isfinite().all())), None)
 
 
 def _about(text: str) -> dict[str, Any]:
@@ -176,10 +223,21 @@ def _about(text: str) -> dict[str, Any]:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         got = about.get("format", "none") if isinstance(about, dict) else type(about).__name__
         raise ValueError(f"expected format {FORMAT}, got {got}")
-    for key, kind in {"model": str, "encoding": str, "options": dict, "classes": int, "size": int}.items():
-        if type(about.get(key)) is not kind and (key in about or key != "size"):
+    for key, kind in {**NEEDED, **({"outputs": dict} if "outputs" in about else {"classes": int})}.items():
+        if type(about.get(key)) is not kind:
             raise ValueError(f"{key}: expected {kind.__name__}, got {about.get(key, 'none')!r}")
+    size = about.get("size", 0)
+    if type(size) is not int and not (isinstance(size, list) and all(type(side) is int for side in size)):
+        raise ValueError(f"size: expected int, got {size!r}")
+    missing = [name for name in about.get("plugins", ()) if name not in sys.modules]
+    if about["model"] not in MODELS and missing:
+        raise ValueError(f"model {about['model']!r} comes from a plug-in; import {', '.join(missing)} first")
     return about
+
+
+def outputs_of(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a model that its data decided, of what a weights file says about itself."""
+    return about["outputs"] if "outputs" in about else {"num_classes": about["classes"]}
 
 
 def compare(wanted: Mapping[str, Tensor], found: Mapping[str, Any]) -> None:

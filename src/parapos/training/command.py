@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..malloc import keep_memory
-from ..report.text import table
+from ..text import table
 from . import checkpoint, fit, recipe, rows
 from .callbacks import Stopped
-from .recipe import RecipeError
-from .task import NonFiniteLoss
+from .module import NonFiniteLoss
+from .recipe import Recipe, RecipeError
 
 
 def train(source: str, out: Path | None, resume: bool, changes: Mapping[str, str]) -> int:
@@ -41,37 +41,59 @@ def train(source: str, out: Path | None, resume: bool, changes: Mapping[str, str
 
 
 def evaluate(
-    folder: Path, split: str, size: int | None, scale: str, root: str | None, data: str | None, batch: int | None
+    folder: Path,
+    split: str,
+    size: int | tuple[int, int] | None,
+    scale: str,
+    root: str | None,
+    data: str | None,
+    batch: int | None,
+    relabel: str = "",
+    predictions: Path | None = None,
 ) -> int:
     """Prints the metrics of a run and adds them to its evaluations.csv. scale: a number, or "interpolate"."""
     keep_memory()
     wanted = fit.load_run(folder)
     rows.read(folder / "evaluations.csv")  # tells that it is damaged before the work begins
-    if scale == "interpolate":
-        if not wanted.data.size:
-            raise RecipeError(f"--position-scale: dataset {wanted.data.name} has no size to interpolate from")
-        factor = wanted.data.size / (size or wanted.data.size)
-    else:
-        try:
-            factor = float(scale)
-        except ValueError:
-            raise RecipeError(f"--position-scale: expected a number or interpolate, got {scale!r}") from None
-    if not 0 < factor < float("inf"):
-        raise RecipeError(f"--position-scale: expected a positive number, got {scale!r}")
-    found = fit.evaluate(folder, split=split, size=size, position_scale=factor, root=root, data=data, batch=batch)
+    factor = _position_scale(wanted, size, scale)
+    if predictions is not None and predictions.exists() and not predictions.is_dir():
+        raise RecipeError(f"--predictions: expected a folder, got the file {predictions}")
+    options = {"root": root, "data": data, "batch": batch, "relabel": relabel, "predictions": predictions}
+    found = fit.evaluate(folder, split=split, size=size, position_scale=factor, **options)  # type: ignore[arg-type]
     if fit.is_first():
+        judged = size or wanted.data.size
         about = {
             "data": data or wanted.data.name,
             "split": split,
-            "size": size or wanted.data.size,
+            "size": judged if isinstance(judged, int) else "x".join(map(str, judged)),
             "position_scale": factor,
         }
         row = {**about, **found, "samples": int(found["samples"])}
         shown = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()]
         print(table(list(row), [shown]))
-        print(f"right: {round(found['top1'] * found['samples'])}/{int(found['samples'])}")
+        print(wanted.task_class.summary(found))
         _add_row(folder / "evaluations.csv", row)
     return 0
+
+
+def _position_scale(wanted: Recipe, size: int | tuple[int, int] | None, scale: str) -> float:
+    """The factor of positions that a text stands for."""
+    if scale == "interpolate":
+        if not wanted.data.size:
+            raise RecipeError(f"--position-scale: dataset {wanted.data.name} has no size to interpolate from")
+        sides = wanted.data.sides if size is None else (size, size) if isinstance(size, int) else size
+        factors = {trained / side for trained, side in zip(wanted.data.sides, sides, strict=True)}
+        if len(factors) > 1:
+            told = f"from {wanted.data.sides} to {sides} both sides differ by other factors, expected one"
+            raise RecipeError(f"--position-scale: {told}")
+        return factors.pop()
+    try:
+        factor = float(scale)
+    except ValueError:
+        raise RecipeError(f"--position-scale: expected a number or interpolate, got {scale!r}") from None
+    if not 0 < factor < float("inf"):
+        raise RecipeError(f"--position-scale: expected a positive number, got {scale!r}")
+    return factor
 
 
 def _add_row(path: Path, row: Mapping[str, object]) -> None:

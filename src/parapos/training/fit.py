@@ -12,52 +12,62 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import platform
-import signal
 import sys
-import threading
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 
 from .. import __version__
-from ..blocks import Block
+from .. import plugins as extensions
 from ..data import Dataset
+from ..data.roots import check_root
 from ..data.sampling import EvalBatches, Plan, TrainBatches
+from ..tasks import Metric, Task
 from . import checkpoint, recipe, state
 from .callbacks import Display, Engine, Recorder, Stopped
 from .loading import Loader, count_skipped
+from .lock import FolderLock
+from .machine import as_possible, make_trainer, own_signals, quiet, told_plainly
+from .machine import is_first as is_first  # for callers of this module
+from .module import Progress, TrainingModule
 from .recipe import Recipe, RecipeError
 from .schema import Bad, Run
-from .task import Classification, Progress
 
+OURS = (".recipe.toml.tmp", ".lock")  # what a run that was killed at its start leaves
 PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "safetensors", "numpy")
 
 
 def train(wanted: Recipe, folder: Path, *, must_exist: bool = False) -> str:
     """Trains in a folder, from its newest checkpoint if it has one. Says how it ended.
 
-    Raises RecipeError before any data is read, CheckpointError, NonFiniteLoss, or Stopped after a signal.
+    Raises RecipeError before any data is read, CheckpointError, NonFiniteLoss, OSError, or Stopped after a signal.
     """
+    extensions.load(wanted.plugins)
     wanted = _absolute(wanted)
+    lock = FolderLock(folder)
+    try:
+        with told_plainly():
+            return _train(wanted, folder, must_exist, lock)
+    finally:
+        lock.release()
+
+
+def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> str:
+    known = (folder / "recipe.toml").is_file()
+    if known:
+        _acquire(lock, folder)
     resumed, held, progress, samples = _take_up(wanted, folder, must_exist)
     if progress.validated == wanted.optim.epochs:
-        return f"{folder} is finished: {_best(progress)}"
+        return f"{folder} is finished: {_best(wanted, progress)}"
     loggers = _loggers(wanted.run, folder, progress.step)
-    with _quiet(wanted.run), _own_signals():
-        trainer = _trainer(wanted.run, logger=loggers or False, gradient_clip_val=wanted.optim.clip or None)
+    with quiet(wanted.run), own_signals():
+        trainer = make_trainer(wanted.run, logger=loggers or False, gradient_clip_val=wanted.optim.clip or None)
         world, rank = trainer.world_size, trainer.global_rank
         part = wanted.optim.part or max(1, wanted.optim.batch // world)
         if wanted.optim.batch % (part * world):
@@ -71,90 +81,148 @@ def train(wanted: Recipe, folder: Path, *, must_exist: bool = False) -> str:
         if resumed and samples != len(training):
             told = f"{samples} training samples as when the run began, got {len(training)}"
             raise RecipeError(f"data: expected {told}")
+        task = wanted.make_task(training)
+        wanted = dataclasses.replace(wanted, learned=_learned(wanted, training, task))
+        before = load_run(folder).learned.get("targets") if known else None
+        if before not in (None, wanted.learned["targets"]):
+            raise RecipeError(f"data: expected the same {', '.join(before)} as when the run began")
+        outputs = task.outputs(training)
+        _check_memory(wanted, outputs)
         torch.manual_seed(wanted.run.seed)
-        task = Classification(wanted.model.build(training.classes), wanted, training.classes)
-        task.plan = plan
+        module = TrainingModule(wanted.model.build(outputs), task, wanted)
+        module.plan = plan
+        if wanted.run.precision == "64-true":
+            module.double()  # Lightning does so after it has loaded a checkpoint, which would be rounded
         if resumed:
-            state.check(held, resumed, task)
+            state.check(held, resumed, module)
             held = {}
         recorder = display = None
         if rank == 0:
+            _acquire(lock, folder)
+            if not known and (folder / "recipe.toml").exists():
+                raise RecipeError(f"{folder}: another process began to train there; run the same command again")
             _begin(wanted, folder, world)
-            recorder = Recorder(folder / "metrics.csv", task.metric_names, loggers)
-            if lost := recorder.rewind(progress.rows):
+            recorder = Recorder(folder / "metrics.csv", [m.name for m in task.metrics], loggers, task.parts)
+            validated = progress.validated * plan.steps
+            expected = progress.step // wanted.run.log_every + progress.validated
+            if lost := recorder.rewind(progress.step, validated, expected):
                 print(lost, file=sys.stderr)
             if resumed is not None:
-                print(f"resuming {folder} at step {progress.step} of {task.steps}", file=sys.stderr)
-            display = Display(task.steps, progress.step)
+                print(f"resuming {folder} at step {progress.step} of {module.steps}", file=sys.stderr)
+            display = Display(module.steps, progress.step)
         if wanted.run.compile:
-            task.model.compile()
+            module.model.compile()
         done = progress.step // plan.steps  # epochs whose steps are all done
         trainer.accumulate_grad_batches = plan.accumulate
         trainer.num_sanity_val_steps = float("inf") if done > progress.validated else 0  # a validation is still due
         trainer.fit_loop.max_epochs = wanted.optim.epochs - done
-        trainer.callbacks.append(Engine(folder, recorder, display))  # type: ignore[attr-defined]
-        batches = TrainBatches(plan, lambda: task.progress.step)
-        loader = Loader(training, batches, wanted.data.workers)
-        task.eval_batches = EvalBatches(samples=len(validation), batch=wanted.data.eval_batch, world=world, rank=rank)
-        judged = Loader(validation, task.eval_batches, wanted.data.workers)
+        trainer.callbacks.append(Engine(folder, outputs, recorder, display))  # type: ignore[attr-defined]
+        batches = TrainBatches(plan, lambda: module.progress.step)
+        loader = Loader(training, batches, wanted.data.workers, task.collate)
+        module.eval_batches = EvalBatches(samples=len(validation), batch=wanted.data.eval_batch, world=world, rank=rank)
+        judged = Loader(validation, module.eval_batches, wanted.data.workers, task.collate)
         try:
-            trainer.fit(task, loader, judged, ckpt_path=resumed and str(resumed))
-        except Stopped:
+            trainer.fit(module, loader, judged, ckpt_path=resumed and str(resumed))
+        except Stopped:  # all processes stop together; after another error they may not be there to count
             _tell_skipped(training, validation)
             raise
         _tell_skipped(training, validation)
-    return f"{folder} is finished: {_best(task.progress)}"
+    return f"{folder} is finished: {_best(wanted, module.progress)}"
 
 
 def evaluate(
     folder: Path,
     *,
     split: str = "test",
-    size: int | None = None,
+    size: int | tuple[int, int] | None = None,
     position_scale: float = 1.0,
     root: str | None = None,
     data: str | None = None,
     batch: int | None = None,
+    relabel: str = "",
+    predictions: Path | None = None,
 ) -> dict[str, float]:
     """Metrics of a run's weights on a split. Needs the folder, and the data where its recipe or `root` says it is.
 
-    data: another dataset, at its own root; one with a `subset` of classes, as ImageNet-R, is also judged among these.
-    position_scale multiplies positions; trained size / size interpolates them.
-    batch: samples at a time on each device, by default that of the recipe.
+    data: another dataset, at its own root. position_scale multiplies positions; trained size / size interpolates them.
+    batch: samples at a time on each device, by default that of the recipe. relabel: what to do if the data mean
+    something else than what was learned, as the task's `adapt` has it. predictions: a folder for what the model
+    answered, in the format of the benchmark.
     """
     wanted = load_run(folder)
     changes = {key: value for key, value in (("size", size), ("root", root)) if value is not None}
     model, about = checkpoint.load_weights(folder / "weights.safetensors")
     patch = getattr(model, "patch", 1)
-    if size is not None and (size < 1 or size % patch):
+    if size is not None and any(side < 1 or side % patch for side in ((size,) if isinstance(size, int) else size)):
         raise RecipeError(f"size: expected a multiple of the model's patch size {patch}, got {size}")
     dataset = wanted.judged(split, data, **changes)
-    if dataset.classes != about["classes"]:
-        told = f"dataset {data or wanted.data.name}: has {dataset.classes} classes"
-        raise RecipeError(f"{told}, the model has {about['classes']}")
-    run = _as_possible(wanted.run)
-    with _quiet(run):
-        trainer = _trainer(run, logger=False)
-        subset = getattr(dataset, "subset", None)
-        task = Classification(model, wanted, about["classes"], position_scale, subset)
-        task.average = None
+    task = wanted.make_task(dataset)
+    try:
+        task.adapt(about.get("learned", {}).get("targets", checkpoint.outputs_of(about)), relabel)
+    except ValueError as error:
+        raise RecipeError(f"dataset {data or wanted.data.name}: {error}") from None
+    run = as_possible(wanted.run)
+    with told_plainly(), quiet(run):
+        trainer = make_trainer(run, logger=False)
+        module = TrainingModule(model, task, wanted, position_scale)
+        module.average, module.keep_predictions = None, predictions is not None
         world, rank = trainer.world_size, trainer.global_rank
         batch = batch or wanted.data.eval_batch
-        task.eval_batches = EvalBatches(samples=len(dataset), batch=batch, world=world, rank=rank)
-        trainer.validate(task, Loader(dataset, task.eval_batches, wanted.data.workers), verbose=False)
+        module.eval_batches = EvalBatches(samples=len(dataset), batch=batch, world=world, rank=rank)
+        loader = Loader(dataset, module.eval_batches, wanted.data.workers, task.collate)
+        trainer.validate(module, loader, verbose=False)
         _tell_skipped(dataset)
-    return {"samples": float(len(dataset)), **task.results}
+    if predictions is not None and is_first():
+        assert module.evaluator is not None
+        for path in task.export(module.evaluator, predictions):
+            print(f"wrote {path}", file=sys.stderr)
+    return {"samples": float(len(dataset)), **module.results}
+
+
+def metrics_of(folder: Path) -> tuple[Metric, ...]:
+    """The metrics that the task of a run is judged by."""
+    return load_run(folder).task_class.metrics
+
+
+def headline_of(folder: Path) -> Metric:
+    """The metric that decides which weights of a run are best."""
+    cls = load_run(folder).task_class
+    return cls.metric(cls.headline)
+
+
+def _acquire(lock: FolderLock, folder: Path) -> None:
+    """The first process holds the lock for all of them."""
+    try:
+        if is_first() and not lock.acquire():
+            raise RecipeError(f"{folder}: another process trains there; wait for it or take another --out")
+    except PermissionError:
+        pass  # a finished run may be read; writing tells
+
+
+def _learned(wanted: Recipe, dataset: Any, task: Task) -> dict[str, Any]:
+    """What the weights of a run mean, and how samples were prepared."""
+    size = {"size": wanted.data.size} if wanted.data.size else {}
+    return {
+        "data": wanted.data.name,
+        "task": wanted.task_name,
+        "preprocessing": {**size, **getattr(dataset, "preprocessing", {})},
+        "targets": task.learned(),
+    }
+
+
+def _check_memory(wanted: Recipe, outputs: Mapping[str, Any]) -> None:
+    """Refuses weights that the memory of this machine cannot hold: the system would end the process without a word."""
+    with torch.device("meta"):
+        size = sum(p.numel() * p.element_size() for p in wanted.model.build(outputs).parameters())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise RecipeError(f"model: its weights take {size / 1e9:.1f} GB, this machine has {memory / 1e9:.1f} GB")
 
 
 def _tell_skipped(*datasets: Dataset) -> None:
     for dataset in datasets:
         if (told := count_skipped(dataset)) and is_first():
             print(told, file=sys.stderr)
-
-
-def is_first() -> bool:
-    """Whether this is the process that writes and speaks."""
-    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 def load_run(folder: Path) -> Recipe:
@@ -175,7 +243,7 @@ def _take_up(
     if not known.exists():
         if must_exist:
             raise RecipeError(f"{folder}: nothing to resume, it has no recipe.toml")
-        if is_first() and folder.exists() and any(path.name != ".recipe.toml.tmp" for path in folder.iterdir()):
+        if is_first() and folder.exists() and any(path.name not in OURS for path in folder.iterdir()):
             raise RecipeError(f"{folder}: expected an empty folder or a run, it has no recipe.toml")
         return None, {}, Progress(), None
     if change := recipe.difference(load_run(folder), wanted):
@@ -222,15 +290,15 @@ def _versions() -> dict[str, Any]:
     return {**found, "gpu": gpu, **cpu}
 
 
-def _best(progress: Progress) -> str:
-    return f"best val_{Classification.best_metric} {progress.best:.4f} at step {progress.best_step}"
+def _best(wanted: Recipe, progress: Progress) -> str:
+    return f"best val_{wanted.task_class.headline} {progress.best:.4f} at step {progress.best_step}"
 
 
 def _absolute(wanted: Recipe) -> Recipe:
     """With a root that still leads there from another folder."""
     if not wanted.data.root:
         return wanted
-    root = str(Path(wanted.data.root).expanduser().resolve())
+    root = str(check_root(wanted.data.root))
     try:
         return dataclasses.replace(wanted, data=dataclasses.replace(wanted.data, root=root))
     except Bad as bad:
@@ -255,96 +323,3 @@ def _loggers(run: Run, folder: Path, step: int) -> list[Logger]:
     except ModuleNotFoundError as error:
         raise RecipeError(f"run.{'wandb' if run.wandb else 'tensorboard'}: {error}") from None
     return found
-
-
-def _as_possible(run: Run) -> Run:
-    """For evaluation where there is no GPU: on the CPU, in float32 instead of float16, and saying so."""
-    if torch.cuda.is_available() or not (
-        run.precision == "16-mixed" or run.accelerator == "gpu" or run.strategy == "fsdp"
-    ):
-        return run
-    precision = "32-true" if run.precision == "16-mixed" else run.precision
-    if is_first():
-        print(f"no GPU here: evaluating on the CPU in {precision}", file=sys.stderr)
-    return dataclasses.replace(run, accelerator="cpu", devices=1, nodes=1, strategy="auto", precision=precision)
-
-
-def _trainer(run: Run, **options: Any) -> Trainer:
-    cuda = run.accelerator != "cpu" and torch.cuda.is_available()
-    for key, value, needs in (("precision", run.precision, "16-mixed"), ("strategy", run.strategy, "fsdp")):
-        if value == needs and not cuda:
-            raise RecipeError(f"run.{key}: {value} needs a GPU, and there is none here")
-    if run.accelerator == "gpu" and not cuda:
-        raise RecipeError("run.accelerator: gpu, and there is none here")
-    devices, nodes = _places(run, cuda)
-    return Trainer(
-        accelerator="gpu" if cuda else "cpu",
-        devices=devices,
-        num_nodes=nodes,
-        strategy=_strategy(run, devices * nodes),
-        precision=run.precision,  # type: ignore[arg-type]
-        plugins=[checkpoint.SafeIO(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])],
-        deterministic=run.deterministic or not cuda,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        inference_mode=False,
-        max_epochs=1,
-        num_sanity_val_steps=0,
-        **options,
-    )
-
-
-def _places(run: Run, cuda: bool) -> tuple[int, int]:
-    """Devices per node and nodes; what started this process has the last word."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        local = int(os.environ["LOCAL_WORLD_SIZE"])
-        return local, int(os.environ["WORLD_SIZE"]) // local
-    return run.devices or (torch.cuda.device_count() if cuda else 1), run.nodes
-
-
-def _strategy(run: Run, world: int) -> Strategy | str:
-    if run.strategy == "fsdp":
-        return FSDPStrategy(auto_wrap_policy={Block}, state_dict_type="full")
-    if run.strategy == "ddp" or world > 1:
-        return DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
-    return "auto"
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Afterwards signals do what they did before. Lightning's handlers outlive its loop, and would swallow SIGTERM."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _quiet(run: Run) -> Iterator[None]:
-    """Silences what Lightning says about choices that are made here, and undoes what it sets for the whole process."""
-    levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(run.threads or threads)
-    settings: Any = torch.utils.deterministic
-    held = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
-    settings.fill_uninitialized_memory = False  # costs time, and nothing here reads such memory
-    for name in levels:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="lightning")
-            warnings.filterwarnings("ignore", message=".*(does not have many workers|sync_dist|isinstance.treespec).*")
-            yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        torch.use_deterministic_algorithms(held[0])
-        settings.fill_uninitialized_memory = held[1]
-        torch.set_num_threads(threads)

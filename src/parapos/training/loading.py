@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from ..data import Dataset, FormatError
-from ..data.batch import collate
 from ..data.sampling import EvalBatches, Key, TrainBatches
+
+
+class WorkerLost(ChildProcessError):
+    """A data worker was killed. The message says what to do."""
+
+    def __init__(self) -> None:
+        told = "a data worker was killed, perhaps for want of memory"
+        super().__init__(f"{told}; run the same command again to resume, with fewer --data.workers")
 
 
 class _Samples:
@@ -24,16 +30,24 @@ class _Samples:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, key: int | Key) -> Any:
+    def __getitems__(self, keys: Sequence[int | Key]) -> list[Any]:
         try:
-            return self.dataset[key]
+            if hasattr(self.dataset, "__getitems__"):
+                return list(self.dataset.__getitems__(keys))
+            return [self.dataset[key] for key in keys]
         except (FormatError, OSError) as error:
-            return error
+            return [error]
 
 
-def _batch(samples: Sequence[Any], ragged: Sequence[str]) -> Any:
-    wrong = next((sample for sample in samples if isinstance(sample, Exception)), None)
-    return collate(samples, ragged) if wrong is None else wrong
+class _Collate:
+    """The collation of a task, which hands over errors of samples as they are."""
+
+    def __init__(self, collate: Callable[[Sequence[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        wrong = next((sample for sample in samples if isinstance(sample, Exception)), None)
+        return self.collate(samples) if wrong is None else wrong
 
 
 def _ignore_signals(worker: int) -> None:
@@ -43,11 +57,19 @@ def _ignore_signals(worker: int) -> None:
 
 
 class Loader(DataLoader[Any]):
-    def __init__(self, dataset: Dataset, batches: TrainBatches | EvalBatches, workers: int) -> None:
+    """Batches of a dataset as `collate` puts them together."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batches: TrainBatches | EvalBatches,
+        workers: int,
+        collate: Callable[[Sequence[Any]], Any],
+    ) -> None:
         super().__init__(
             _Samples(dataset),  # type: ignore[arg-type]
             batch_sampler=batches,
-            collate_fn=partial(_batch, ragged=getattr(dataset, "ragged", ())),
+            collate_fn=_Collate(collate),
             num_workers=workers,
             worker_init_fn=_ignore_signals,
             persistent_workers=workers > 0,
@@ -55,7 +77,16 @@ class Loader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for batch in super().__iter__():
+        batches = super().__iter__()
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except (OSError, EOFError):  # errors of samples are handed over; this is one of the pipe
+                if self.num_workers:
+                    raise WorkerLost from None
+                raise
             if isinstance(batch, Exception):
                 raise batch
             yield batch

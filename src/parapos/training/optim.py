@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +27,32 @@ def learning_rate(optim: Optim, step: int, steps: int) -> float:
 def warmup_steps(optim: Optim, steps: int) -> int:
     """Steps over which the rate rises: the share `warmup` of all, rounded, and never all of them."""
     return min(round(optim.warmup * steps), steps - 1)
+
+
+def make_schedule(optim: Optim, steps: int) -> Callable[[int], dict[str, Any]]:
+    """What the groups of the optimizer get at step 1, ..., steps: a function of the step alone, so nothing is stored.
+
+    "onecycle" is torch's OneCycleLR with its cycle of the first beta, here from 0.95 down to 0.85 and back.
+    """
+    if optim.schedule == "cosine":
+        return lambda step: {"lr": learning_rate(optim, step, steps)}
+    stand_in = torch.optim.AdamW([torch.zeros(1)], betas=optim.betas)
+    rise = optim.warmup
+    if rise * steps == 1:  # torch divides by rise * steps - 1
+        rise = math.nextafter(rise, 1)
+    factor: dict[str, Any] = {"final_div_factor": optim.lr / 25 / optim.final_lr} if optim.final_lr else {}
+    cycle = torch.optim.lr_scheduler.OneCycleLR(stand_in, optim.lr, total_steps=steps, pct_start=rise, **factor)
+
+    def at(step: int) -> dict[str, Any]:
+        if not 1 <= step <= steps:
+            raise ValueError(f"step must be in 1..{steps}, got {step}")
+        cycle.last_epoch = step - 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is meant to be asked by its own step()
+            (rate,) = cycle.get_lr()
+        return {"lr": rate, "betas": stand_in.param_groups[0]["betas"]}
+
+    return at
 
 
 def make_optimizer(model: nn.Module, optim: Optim) -> torch.optim.AdamW:
@@ -61,7 +89,8 @@ class Average:
     def update(self, step: int) -> None:
         d = min(self.decay, (1 + step) / (10 + step))
         weights = dict(self.model.named_parameters())
-        self.values = {name: v.to(weights[name]).lerp(weights[name], 1 - d) for name, v in self.values.items()}
+        self.values = {name: self.values[name].to(p) for name, p in weights.items()}  # a checkpoint may be elsewhere
+        torch._foreach_lerp_(list(self.values.values()), list(weights.values()), 1 - d)
 
     @torch.no_grad()
     def swap(self, use: bool) -> None:

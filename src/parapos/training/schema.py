@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..data import DATASETS
-from ..encodings import ENCODINGS, nearest
+from ..encodings import ENCODINGS
 from ..models import MODELS, create_model
+from ..tasks import list_tasks
+from ..text import nearest
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true")
 STRATEGIES = ("auto", "ddp", "fsdp")
 ACCELERATORS = ("auto", "cpu", "gpu")
-MOST = 1024  # threads, or workers, of a process: more are a mistake, and take all memory
+# More than these are a mistake, and would take all memory or for ever.
+MOST = 1024  # threads, or workers, of a process; devices of a node
+MOST_PIXELS = 2**16  # of a side of a sample
+MOST_BATCH = 2**20
+MOST_EPOCHS = 10**6
+MOST_OPTION = {"depth": 1024}  # options of models that are whole numbers; others up to 2**16
 
 
 class Bad(Exception):
@@ -59,9 +67,15 @@ class Model:
             if key in self.options:
                 raise Bad(f"options.{key}", "not an option: it comes from model.encoding and from the data")
 
+        for key, value in self.options.items():
+            most = MOST_OPTION.get(key, 2**16)
+            _need(f"options.{key}", type(value) is not int or value <= most, f"at most {most}", value)
         for name, table in self.encodings.items():
             _known(f"encodings.{name}", name, list(ENCODINGS))
             _need(f"encodings.{name}", isinstance(table, dict), "a table", table)
+            for key, value in table.items():
+                good = type(value) is not int or value <= 2**16
+                _need(f"encodings.{name}.{key}", good, f"at most {2**16}", value)
         for key in self.options.keys() & self.encodings.get(self.encoding, {}).keys():
             raise Bad(f"options.{key}", f"has no effect, model.encodings.{self.encoding}.{key} is given too")
 
@@ -70,37 +84,60 @@ class Model:
         """All options of the model with its encoding."""
         return {**self.options, **self.encodings.get(self.encoding, {})}
 
-    def build(self, classes: int) -> torch.nn.Module:
-        return create_model(self.name, encoding=self.encoding, num_classes=classes, **self.chosen)
+    def build(self, outputs: Mapping[str, Any]) -> torch.nn.Module:
+        """outputs: options that the data decide, such as num_classes."""
+        return create_model(self.name, encoding=self.encoding, **outputs, **self.chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A dataset of the registry at `size` pixels, 0 for one that has no such option; other options are its own. workers
-    read and decode; results do not depend on how many. eval_batch is per process."""
+    """A dataset of the registry at `size` pixels: one number for a square, [height, width], or 0 for a dataset that has
+    no such option; other options are its own. workers read and decode; results do not depend on how many. eval_batch
+    is per process."""
 
     name: str
     root: str = ""
-    size: int = 0
+    size: int | tuple[int, int] = 0
     eval_batch: int = 64
     workers: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _known("name", self.name, list(DATASETS))
-        _need("size", self.size >= 0, "0 or more", self.size)
-        _need("eval_batch", self.eval_batch >= 1, "at least 1", self.eval_batch)
+        told = f"up to {MOST_PIXELS} pixels"
+        _need("size", all(0 <= side <= MOST_PIXELS for side in self.sides), told, self.size)
+        _need("eval_batch", 1 <= self.eval_batch <= MOST_BATCH, f"from 1 to {MOST_BATCH}", self.eval_batch)
         _need("workers", 0 <= self.workers <= MOST, f"from 0 to {MOST}", self.workers)
         _need("root", _is_utf8(self.root), "a path in UTF-8, as the recipe of a run is", self.root)
         for key in ("root", "size", "seed", "augment"):
             if key in self.options:
                 raise Bad(f"options.{key}", "not an option: it has a key of its own in the recipe")
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChoice:
+    """What is learned and how it is judged; without a name, what the dataset is for. Options are those of the task."""
+
+    name: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name:
+            _known("name", self.name, list_tasks())
+        for key in ("mixup", "cutmix", "smoothing"):
+            if key in self.options:
+                raise Bad(f"options.{key}", f"not an option: it is augment.{key}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """sample: how the dataset varies a sample (the fields of its own Augment). mixup and cutmix: the parameter of their
-    Beta distributions, 0 for never; a batch gets one of those that are on, with equal chance. smoothing: of labels."""
+    """sample: how the dataset varies a sample (the fields of its own Augment). mixup, cutmix, smoothing: of tasks that
+    take them, the parameter of their Beta distributions, 0 for never, and the smoothing of labels."""
 
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -115,8 +152,10 @@ class Augment:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """AdamW; the rate rises linearly over the share `warmup` of all steps, then falls along half a
-    cosine to `final_lr`.
+    """AdamW. schedule = "cosine": the rate rises linearly over the share `warmup` of all steps, then falls along half a
+    cosine to `final_lr`. schedule = "onecycle": torch's OneCycleLR, from lr / 25 along a half cosine up to lr over the
+    share `warmup`, then along another down to `final_lr` (lr / 250,000 for 0); the first beta runs from 0.95 down to
+    0.85 and back.
 
     batch is the global batch of an optimizer step. part is how many samples go through the model at once, on one
     device; 0 takes the batch over the number of devices. Drop path and mixing draw per part, so a given part makes the
@@ -137,19 +176,23 @@ class Optim:
     warmup: float = 0.05
     clip: float = 0.0
     ema: float = 0.0
+    schedule: str = "cosine"
 
     def __post_init__(self) -> None:
-        for key in ("epochs", "batch"):
-            _need(key, getattr(self, key) >= 1, "at least 1", getattr(self, key))
+        for key, most in (("epochs", MOST_EPOCHS), ("batch", MOST_BATCH)):
+            _need(key, 1 <= getattr(self, key) <= most, f"from 1 to {most}", getattr(self, key))
         _need("lr", self.lr > 0, "a positive number", self.lr)
         _need("final_lr", 0 <= self.final_lr <= self.lr, "from 0 to optim.lr", self.final_lr)
         _need("eps", self.eps > 0, "a positive number", self.eps)
         for key in ("part", "weight_decay", "clip"):
             _need(key, getattr(self, key) >= 0, "0 or more", getattr(self, key))
         _known("decay", self.decay, ["all", "matrices"])
+        _known("schedule", self.schedule, ["cosine", "onecycle"])
         _need("betas", all(0 <= b < 1 for b in self.betas), "two numbers from 0 to below 1", self.betas)
         _need("warmup", 0 <= self.warmup < 1, "at least 0 and below 1", self.warmup)
         _need("ema", 0 <= self.ema < 1, "at least 0 and below 1", self.ema)
+        if self.schedule == "onecycle" and self.betas[0] != Optim.betas[0]:
+            raise Bad("betas", f"the first has no effect with optim.schedule = 'onecycle', got {self.betas[0]}")
         if self.part and self.batch % self.part:
             raise Bad("part", f"expected a divisor of optim.batch = {self.batch}, got {self.part}")
 
@@ -180,9 +223,9 @@ class Run:
         _known("strategy", self.strategy, list(STRATEGIES))
         _known("precision", self.precision, list(PRECISIONS))
         _need("seed", 0 <= self.seed < 2**63, "from 0 to 2^63 - 1", self.seed)
-        _need("devices", self.devices >= 0, "0 or more", self.devices)
+        _need("devices", 0 <= self.devices <= MOST, f"from 0 to {MOST}", self.devices)
         _need("threads", 0 <= self.threads <= MOST, f"from 0 to {MOST}", self.threads)
-        _need("nodes", self.nodes >= 1, "at least 1", self.nodes)
+        _need("nodes", 1 <= self.nodes <= 2**16, f"from 1 to {2**16}", self.nodes)
         _need("log_every", self.log_every >= 1, "at least 1", self.log_every)
         _need("save_every", self.save_every >= 0, "0 or more", self.save_every)
         _need("keep", self.keep >= 2, "at least 2, so that a damaged file has a predecessor", self.keep)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from torch import Tensor
 
 from . import checkpoint
 from .checkpoint import CheckpointError
+from .module import Progress, TrainingModule
 from .optim import make_optimizer
-from .task import Progress, Task
 
 NEEDED = ("params", "lr", "betas", "eps", "weight_decay")  # of a group of the optimizer; torch has others by release
 
@@ -25,25 +25,26 @@ def load(path: Path) -> tuple[dict[str, Any], Progress, int]:
             f"{path}: not a checkpoint of a run, it has only {', '.join(map(str, state)) or 'nothing'}"
         )
     progress, samples = own.get("progress"), own.get("samples")
-    kinds = get_type_hints(Progress)
+    kinds = {name: get_origin(kind) or kind for name, kind in get_type_hints(Progress).items()}
+    if isinstance(progress, dict):
+        progress = {"part_sums": {}, **progress}
+        progress.pop("rows", None)  # of the metrics file, which older versions counted
     if not isinstance(progress, dict) or {key: type(value) for key, value in progress.items()} != kinds:
         told = ", ".join(f"{field.name} ({kinds[field.name].__name__})" for field in fields(Progress))
         raise CheckpointError(f"{path}: progress: expected {told}, got {str(progress)[:200]}")
-    if type(samples) is not int or samples < 1 or min(progress["step"], progress["validated"], progress["rows"]) < 0:
-        raise CheckpointError(
-            f"{path}: expected counts of steps, rows and samples, got {progress}, {samples!r} samples"
-        )
+    if type(samples) is not int or samples < 1 or min(progress["step"], progress["validated"]) < 0:
+        raise CheckpointError(f"{path}: expected counts of steps and samples, got {progress}, {samples!r} samples")
     return state, Progress(**progress), samples
 
 
-def check(state: dict[str, Any], path: Path, task: Task) -> None:
-    """Whether the weights, their average and the optimizer's sums are those of a task."""
+def check(state: dict[str, Any], path: Path, module: TrainingModule) -> None:
+    """Whether the weights, their average and the optimizer's sums are those of a module."""
     try:
-        checkpoint.compare(task.state_dict(), _dictionary(state, "state_dict"))
-        if task.average is not None:
-            checkpoint.compare(task.average.values, _dictionary(state["parapos"], "average"))
-        if task.recipe.run.strategy != "fsdp":  # which names the sums by parameter
-            _check_optimizer(state, task)
+        checkpoint.compare(module.state_dict(), _dictionary(state, "state_dict"))
+        if module.average is not None:
+            checkpoint.compare(module.average.values, _dictionary(state["parapos"], "average"))
+        if module.recipe.run.strategy != "fsdp":  # which names the sums by parameter
+            _check_optimizer(state, module)
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: not of this run: {error}") from None
 
@@ -55,12 +56,12 @@ def _dictionary(values: dict[str, Any], key: str) -> dict[str, Any]:
     return found
 
 
-def _check_optimizer(state: dict[str, Any], task: Task) -> None:
+def _check_optimizer(state: dict[str, Any], module: TrainingModule) -> None:
     found = state.get("optimizer_states")
     if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], dict):
         raise ValueError(f"optimizer_states: expected a list of one dictionary, got {str(found)[:80]}")
     groups, sums = found[0].get("param_groups"), _dictionary(found[0], "state")
-    fresh = make_optimizer(task.model, task.recipe.optim)
+    fresh = make_optimizer(module.model, module.recipe.optim)
     wanted = [{**group, "params": len(group["params"])} for group in fresh.param_groups]
     if not isinstance(groups, list) or len(groups) != len(wanted):
         raise ValueError(f"param_groups: expected {len(wanted)}, got {str(groups)[:80]}")

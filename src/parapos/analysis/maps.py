@@ -1,0 +1,252 @@
+"""What one query sees: the parts of its scores, laid out as the image, the video or the event stream it looks at.
+
+C columns of a strip, L tokens. An image gives one grid of patches, `Maps`. A video gives a `Strip` with a column per
+tubelet. Events have tokens anywhere in time: their strip divides the time from the first token to the last into equal
+columns, and a cell shows the newest of its tokens there, or nothing. Padding and class tokens are not shown.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..experiments.store import ReportError
+from ..models import EventViT, ViViT
+from ..training import checkpoint
+from .scores import watch
+
+COLUMNS = 6  # of a strip of events
+PARTS = ("distance", "direction", "semantics", "attention")
+ON, OFF = (0.835, 0.18, 0.0), (0.0, 0.33, 0.70)  # colours of events
+
+
+@dataclass(frozen=True)
+class Maps:
+    """What a query sees of an image: each map is (rows, cols); query is its row and column, counted from 0."""
+
+    name: str
+    image: Tensor  # (3, H, W) in [0, 1]
+    query: tuple[int, int]
+    distance: Tensor
+    direction: Tensor
+    semantics: Tensor
+    attention: Tensor
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Maps through time (C, rows, cols), NaN where there is no token. query: its column, row and col, from 0.
+
+    shares (C,): the attention that all tokens of a column get. data: more arrays for the file of numbers.
+    """
+
+    names: tuple[str, ...]  # of the columns
+    pictures: Tensor  # (C, 3, H, W) in [0, 1]
+    kind: str  # what the pictures are
+    query: tuple[int, int, int]
+    told: str  # what the query is, in words
+    distance: Tensor
+    direction: Tensor
+    semantics: Tensor
+    attention: Tensor
+    shares: Tensor
+    data: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def make_maps(
+    model: nn.Module,
+    image: Tensor,
+    *,
+    layer: int,
+    head: int,
+    query: Sequence[float] | None = None,
+    name: str = "",
+) -> Maps:
+    """Maps of a query on an image (3, H, W). layer and head from 1; query: row and column of a patch from 1, the
+    middle if not given."""
+    patch = getattr(model, "patch", 1)
+    if image.shape[1] % patch or image.shape[2] % patch:
+        told = f"{image.shape[1]} x {image.shape[2]}"
+        raise ReportError(f"sides of the image must be multiples of the model's patch size {patch}, got {told}")
+    rows, cols = image.shape[1] // patch, image.shape[2] // patch
+    row, col = _place(query, {"row": rows, "column": cols})
+    found = _look(model, [image[None]], rows * cols, row * cols + col, layer, head)
+    grids = {part: values.unflatten(0, (rows, cols)) for part, values in found.items()}
+    return Maps(name=name, image=image, query=(row, col), **grids)
+
+
+def make_video_strip(
+    model: ViViT,
+    video: Tensor,
+    tubelets: int,
+    *,
+    layer: int,
+    head: int,
+    query: Sequence[float] | None = None,
+    levels: tuple[float | Tensor, float | Tensor] = (0.0, 1.0),
+) -> Strip:
+    """The strip of a query on a video (3, T, H, W) with a number of real tubelets. query: tubelet, row and column from
+    1, the middle if not given. levels: the values of black and white."""
+    depth, patch = model.tubelet, model.patch
+    _, frames, height, width = video.shape
+    columns, rows, cols = frames // depth, height // patch, width // patch
+    if not 1 <= tubelets <= columns:
+        told = "has no complete tubelet, so nothing looks" if not tubelets else f"has no {tubelets} tubelets"
+        raise ReportError(f"the video of {frames} frames {told}")
+    step, row, col = _place(query, {"tubelet": tubelets, "row": rows, "column": cols})
+    at = (step * rows + row) * cols + col
+    found = _look(model, [video[None], torch.tensor([tubelets])], columns * rows * cols, at, layer, head)
+    grids = {part: values.unflatten(0, (columns, rows, cols))[:tubelets] for part, values in found.items()}
+    dark, bright = levels
+    return Strip(
+        names=tuple(f"tubelet {i + 1}" for i in range(tubelets)),
+        pictures=((video[:, : tubelets * depth : depth] - dark) / (bright - dark)).clamp(0, 1).transpose(0, 1),
+        kind="first frame",
+        query=(step, row, col),
+        told=f"tubelet {step + 1}, row {row + 1}, column {col + 1}",
+        shares=grids["attention"].sum((1, 2)),
+        **grids,
+    )
+
+
+def make_event_strip(
+    model: EventViT,
+    sample: Mapping[str, Tensor],
+    *,
+    layer: int,
+    head: int,
+    query: Sequence[float] | None = None,
+    columns: int = COLUMNS,
+    grid: tuple[int, int] | None = None,
+) -> Strip:
+    """The strip of a query on the tokens of an event stream: codes (L, threshold), x, y and t (L,) in microseconds.
+
+    query: the number of a token from 1, or column and row of a patch from 1 and a time in milliseconds, which mean the
+    nearest token in the model's units; the middle token if not given. grid: rows and columns of patches. Pictures have
+    the events of the tokens of their time, those that the model gets.
+    """
+    x, y, t = sample["x"].long(), sample["y"].long(), sample["t"].double()
+    count = len(t)
+    if not count:
+        raise ReportError("the sample has no token, so nothing looks")
+    rows, cols = grid or (int(y.max()) + 1, int(x.max()) + 1)
+    at = _nearest(model, query, x, y, t, (rows, cols))
+    given = {**sample, "length": torch.tensor(count)}
+    found = _look(model, [given[name][None] for name in model.inputs], count, at, layer, head)
+    edges = torch.linspace(float(t.min()), float(t.max()), columns + 1, dtype=torch.float64)
+    column = (torch.searchsorted(edges, t, right=True) - 1).clamp(0, columns - 1)
+    shown = torch.full((columns, rows, cols), -1)
+    shown.view(-1).scatter_reduce_(0, (column * rows + y) * cols + x, torch.arange(count), "amax")  # the newest
+    counts = event_counts(model, sample["codes"], x, y, column, (columns, rows, cols))
+    place = (int(column[at]), int(y[at]), int(x[at]))
+    told = f"token {at + 1} of {count}, x {place[2] + 1}, y {place[1] + 1}, {float(t[at]) / 1e3:.0f} ms"
+    tokens = {"x": x, "y": y, "t": t, **found}
+    return Strip(
+        names=tuple(f"{a:.0f} to {b:.0f} ms" for a, b in pairwise((edges / 1e3).tolist())),
+        pictures=paint(counts),
+        kind="events\nred ON, blue OFF",
+        query=place,
+        told=told if shown[place] == at else f"{told}; its cell shows a newer token",
+        shares=torch.zeros(columns, dtype=torch.float64).index_add_(0, column, found["attention"]),
+        data={
+            "events": counts,
+            "edges": edges,
+            "shown": shown,
+            "query_token": torch.tensor(at),
+            **{f"token_{name}": values for name, values in tokens.items()},
+        },
+        **{part: torch.where(shown >= 0, values[shown], torch.nan) for part, values in found.items()},
+    )
+
+
+def event_counts(
+    model: EventViT, codes: Tensor, x: Tensor, y: Tensor, column: Tensor, shape: tuple[int, int, int]
+) -> Tensor:
+    """(C, 2, H, W): how many events of each polarity, OFF first, the tokens of each column have at each pixel."""
+    patch, buckets = model.patch, model.buckets
+    columns, rows, cols = shape
+    codes = codes.long()
+    inside, polarity = codes % patch**2, codes // (buckets * patch**2)
+    above = y[:, None] * patch + inside // patch
+    left = x[:, None] * patch + inside % patch
+    pixel = ((column[:, None] * 2 + polarity) * rows * patch + above) * cols * patch + left
+    counts = torch.bincount(pixel.flatten(), minlength=columns * 2 * rows * cols * patch**2)
+    return counts.view(columns, 2, rows * patch, cols * patch)
+
+
+def paint(counts: Tensor) -> Tensor:
+    """(C, 3, H, W) in [0, 1] from counts (C, 2, H, W): white where nothing happens, the more events the darker."""
+    strength = counts.double().log1p() / math.log1p(max(1, int(counts.max())))
+    off, on = (1 - torch.tensor(colour, dtype=torch.float64) for colour in (OFF, ON))
+    ink = strength[:, :1] * off[:, None, None] + strength[:, 1:] * on[:, None, None]
+    return (1 - ink).clamp(0, 1)
+
+
+def save(path: Path, found: Maps | Strip) -> None:
+    """The numbers of the maps as a NumPy archive."""
+    import numpy
+
+    picture = {"image": found.image} if isinstance(found, Maps) else {"pictures": found.pictures, **found.data}
+    more = {} if isinstance(found, Maps) else {"shares": found.shares}
+    arrays = {**picture, **more, **{name: getattr(found, name) for name in PARTS}}
+    arrays["sum"] = found.distance + found.direction + found.semantics
+    buffer = io.BytesIO()
+    numpy.savez_compressed(
+        buffer, query=numpy.array(found.query), **{name: value.numpy() for name, value in arrays.items()}
+    )
+    checkpoint.write(path, buffer.getvalue())
+
+
+def _look(model: nn.Module, given: Sequence[Tensor], tokens: int, at: int, layer: int, head: int) -> dict[str, Tensor]:
+    """The parts of a query over the tokens (tokens,). Class tokens come before them, and are left out."""
+    with watch(model) as watched:
+        model(*given)
+        layers = list(watched)
+    heads = layers[0].q.shape[1]
+    for what, value, most in (("layer", layer, len(layers)), ("head", head, heads)):
+        if not 1 <= value <= most:
+            raise ReportError(f"{what} must be from 1 to {most}, got {value}")
+    first = layers[0].q.shape[2] - tokens
+    parts = layers[layer - 1].parts(rows=slice(first + at, first + at + 1))
+    return {part: getattr(parts, part)[0, head - 1, 0, first:] for part in PARTS}
+
+
+def _place(query: Sequence[float] | None, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Where a query is on a grid, from 0; the middle if it is not given."""
+    if query is None:
+        return tuple((size - 1) // 2 for size in sizes.values())
+    if len(query) != len(sizes) or any(value < 1 or value != int(value) for value in query):
+        names = ",".join(sizes).replace("column", "col")
+        raise ReportError(f"query must be {names} counted from 1, got {_told(query)}")
+    for value, (name, size) in zip(query, sizes.items(), strict=True):
+        if value > size:
+            raise ReportError(f"{name} of the query must be from 1 to {size} at this size, got {value:g}")
+    return tuple(int(value) - 1 for value in query)
+
+
+def _nearest(
+    model: EventViT, query: Sequence[float] | None, x: Tensor, y: Tensor, t: Tensor, grid: tuple[int, int]
+) -> int:
+    """The token of a query, from 0."""
+    if query is None:
+        return (len(t) - 1) // 2
+    if len(query) not in (1, 3):
+        raise ReportError(f"query must be the number of a token or x,y,milliseconds, got {_told(query)}")
+    if len(query) == 1:
+        if query[0] not in range(1, len(t) + 1):
+            raise ReportError(f"query must be a token from 1 to {len(t)}, got {_told(query)}")
+        return int(query[0]) - 1
+    row, col = _place((query[1], query[0]), {"row": grid[0], "column": grid[1]})
+    late = (t - query[2] * 1e3) / model.time_scale
+    return int(((x - col) ** 2 + (y - row) ** 2 + late**2).argmin())
+
+
+def _told(query: Sequence[float]) -> str:
+    return repr(",".join(f"{value:g}" for value in query))

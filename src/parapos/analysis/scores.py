@@ -1,0 +1,272 @@
+"""Is a head positional or semantic? The score z per layer and head of PaPE, from the parts of its attention scores.
+
+B samples, H heads, N tokens, n query rows, L layers. Attention is A_ij = P_ij Y_ij / gamma_i with P = exp(positional
+part) and Y = exp(semantic part). z is the mean of (P - Y) / gamma over the pairs (i, j) that carry most attention: for
+each query the fewest keys whose attention adds up to tau. z > 0 is a positional head, z < 0 a semantic one. Padding is
+neither query nor key.
+
+Y / gamma = A / P leaves every floating type when P is small, so sums are formed as logarithms in float64. The
+positional part is taken whole, zero where j = i: a term that depends on the query alone leaves A as it is, but not z.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.terms import Quadratic
+from ..blocks import Attention
+from ..data.batch import collate
+from ..experiments.store import ReportError
+
+TAU, SLACK = 0.8, 1e-9
+EXTREME = 700.0  # exp of more leaves float64
+ENCODINGS = ("pape", "pape_ri")
+BLOCK = 2**22  # scores that are formed at once
+EVERY = 10.0  # seconds between lines of progress
+WHOLE = slice(None)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of the scores of a layer, (B, H, n, N) in float64, with the factor of q.k in them.
+
+    keys (B, N) and queries (B, n): True for real tokens; None if all are.
+    """
+
+    distance: Tensor
+    direction: Tensor
+    semantics: Tensor
+    keys: Tensor | None = None
+    queries: Tensor | None = None
+
+    @property
+    def position(self) -> Tensor:
+        return self.distance + self.direction
+
+    @property
+    def scores(self) -> Tensor:
+        """The sum of the parts, -inf for keys that are padding."""
+        total = self.position + self.semantics
+        return total if self.keys is None else total.masked_fill(~self.keys[:, None, None], -torch.inf)
+
+    @property
+    def real(self) -> Tensor:
+        """Boolean, broadcast to (B, H, n, N): pairs of real tokens."""
+        pairs = torch.ones((), dtype=torch.bool, device=self.semantics.device)
+        pairs = pairs if self.keys is None else pairs & self.keys[:, None, None, :]
+        pairs = pairs if self.queries is None else pairs & self.queries[:, None, :, None]
+        return pairs.expand_as(self.semantics)
+
+    @property
+    def attention(self) -> Tensor:
+        """Softmax of the scores, 0 wherever padding takes part."""
+        return self.scores.softmax(-1).masked_fill(~self.real, 0.0)
+
+    @property
+    def samples(self) -> int:
+        return self.semantics.shape[0]
+
+    def blocks(self) -> Iterator[Parts]:
+        yield self
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer made its scores of. The parts, N x N numbers each, are formed when they are asked for."""
+
+    q: Tensor  # (B, H, N, h)
+    k: Tensor
+    term: Quadratic
+    factor: float
+    mask: Tensor | None = None  # (B, N)
+
+    def parts(self, batch: slice = WHOLE, rows: slice = WHOLE) -> Parts:
+        """The parts of some samples and some queries."""
+        q, k = self.q[batch, :, rows].double(), self.k[batch].double()
+        semantics = q @ k.transpose(-1, -2) * self.factor
+        term = self.term.take(batch, rows)
+
+        def part(some: Quadratic) -> Tensor:
+            return (some.scores(torch.float64) * self.factor).expand_as(semantics)
+
+        none = torch.zeros_like(semantics)
+        distance = part(dataclasses.replace(term, g=None)) if term.M is not None else none
+        direction = part(dataclasses.replace(term, M=None)) if term.g is not None else none
+        keys = None if self.mask is None else self.mask[batch]
+        return Parts(distance, direction, semantics, keys, None if keys is None else keys[:, rows])
+
+    def blocks(self) -> Iterator[Parts]:
+        """All parts, at most about BLOCK scores at a time."""
+        _, heads, tokens, _ = self.q.shape
+        step = max(1, BLOCK // max(1, heads * tokens))
+        for sample in range(self.samples):
+            for start in range(0, tokens, step):
+                yield self.parts(slice(sample, sample + 1), slice(start, start + step))
+
+    @property
+    def samples(self) -> int:
+        return self.q.shape[0]
+
+    @property
+    def distance(self) -> Tensor:
+        return self.parts().distance
+
+    @property
+    def direction(self) -> Tensor:
+        return self.parts().direction
+
+    @property
+    def semantics(self) -> Tensor:
+        return self.parts().semantics
+
+    @property
+    def position(self) -> Tensor:
+        return self.parts().position
+
+    @property
+    def attention(self) -> Tensor:
+        return self.parts().attention
+
+
+def attention_layers(model: nn.Module) -> list[Attention]:
+    return [module for module in model.modules() if isinstance(module, Attention)]
+
+
+@contextmanager
+def watch(model: nn.Module, *, scaled: bool = True) -> Iterator[list[Layer]]:
+    """In this context a forward pass leaves every layer in the list, which a next pass fills anew.
+
+    scaled=False leaves out the factor of q.k.
+    """
+    layers, found, masks = attention_layers(model), list[Layer](), dict[nn.Module, Tensor | None]()
+
+    def note_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        masks[module.encoding] = kwargs.get("mask", args[2] if len(args) > 2 else None)
+
+    def note(module: Any, args: tuple[Any, ...], answer: Any) -> None:
+        q, k, terms = answer
+        if len(terms) != 1 or not isinstance(terms[0], Quadratic):
+            raise ReportError(f"expected a model with {' or '.join(ENCODINGS)}, got {type(module).__name__}")
+        if module is layers[0].encoding:
+            found.clear()
+        found.append(Layer(q, k, terms[0], module.scale if scaled else 1.0, masks[module]))
+
+    hooks = [layer.register_forward_pre_hook(note_mask, with_kwargs=True) for layer in layers]
+    hooks += [layer.encoding.register_forward_hook(note) for layer in layers]
+    try:
+        with torch.no_grad():
+            yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def selected(attention: Tensor, tau: float = TAU) -> Tensor:
+    """Boolean (..., N): the fewest keys whose attention adds up to tau, the largest first, then by index."""
+    ordered, order = attention.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    return torch.zeros_like(attention, dtype=torch.bool).scatter(-1, order, before < tau - SLACK)
+
+
+@dataclass
+class Heads:
+    """Sums over pairs, per layer and head (L, H): logarithms of the sums of P / gamma and Y / gamma, their number, the
+    sum of the bounded score (P - Y) / (P + Y), and how many pairs have a part beyond +-EXTREME."""
+
+    positional: Tensor
+    semantic: Tensor
+    pairs: Tensor
+    bounded_sum: Tensor
+    extreme: Tensor
+    samples: int = 0
+
+    @classmethod
+    def empty(cls, depth: int, heads: int) -> Heads:
+        shape = (depth, heads)
+        low = torch.full(shape, -torch.inf, dtype=torch.float64)
+        count = torch.zeros(shape, dtype=torch.int64)
+        return cls(low, low.clone(), count, torch.zeros(shape, dtype=torch.float64), count.clone())
+
+    def add(self, layers: Sequence[Parts | Layer], tau: float | None = TAU) -> None:
+        """Takes in a batch. tau=None takes all pairs."""
+        for index, layer in enumerate(layers):
+            for parts in layer.blocks():
+                self._add(index, parts, tau)
+        self.samples += layers[0].samples
+
+    def _add(self, index: int, parts: Parts, tau: float | None) -> None:
+        lp, ly, scores = parts.position, parts.semantics, parts.scores
+        lg = scores.logsumexp(-1, keepdim=True)
+        chosen = parts.real if tau is None else selected((scores - lg).exp(), tau) & parts.real
+
+        def log_sum(x: Tensor) -> Tensor:
+            return x.masked_fill(~chosen, -torch.inf).transpose(0, 1).flatten(1).logsumexp(-1)
+
+        self.positional[index] = torch.logaddexp(self.positional[index], log_sum(lp - lg))
+        self.semantic[index] = torch.logaddexp(self.semantic[index], log_sum(ly - lg))
+        self.pairs[index] += chosen.sum((0, 2, 3))
+        self.bounded_sum[index] += ((lp - ly) / 2).tanh().masked_fill(~chosen, 0.0).sum((0, 2, 3))
+        self.extreme[index] += (((lp.abs() > EXTREME) | (ly.abs() > EXTREME)) & chosen).sum((0, 2, 3))
+
+    @property
+    def z(self) -> Tensor:
+        count = self.pairs.double().log()
+        return (self.positional - count).exp() - (self.semantic - count).exp()
+
+    @property
+    def bounded(self) -> Tensor:
+        return self.bounded_sum / self.pairs
+
+    def as_json(self, **about: Any) -> str:
+        """Numbers beyond float64 are null; the logarithms of both means say what they are."""
+        count = self.pairs.double().log()
+        values = {
+            "z": [[x if abs(x) < float("inf") else None for x in row] for row in self.z.tolist()],
+            "log_mean_positional": (self.positional - count).tolist(),
+            "log_mean_semantic": (self.semantic - count).tolist(),
+            "bounded": self.bounded.tolist(),
+            "pairs": self.pairs.tolist(),
+            "extreme_pairs": self.extreme.tolist(),
+        }
+        return json.dumps({**about, "samples": self.samples, "averaged": "over all selected pairs", **values}, indent=1)
+
+
+def score_heads(
+    model: nn.Module,
+    dataset: Any,
+    samples: int,
+    *,
+    batch: int | None = None,
+    tau: float | None = TAU,
+    scaled: bool = True,
+    tell: Callable[[str], object] = lambda line: None,
+) -> Heads:
+    """z over `samples` of a dataset, spread evenly over it. batch: samples at a time; by default 8 images, or 1 of
+    what has more tokens than an image. scaled=False leaves out the factor of q.k."""
+    total = min(samples, len(dataset))
+    chosen = [i * len(dataset) // total for i in range(total)]
+    names, ragged = getattr(model, "inputs", ("image",)), getattr(dataset, "ragged", ())
+    batch = batch or (8 if names == ("image",) else 1)
+    layers = attention_layers(model)
+    found = Heads.empty(len(layers), layers[0].heads)
+    told = time.monotonic()
+    with watch(model, scaled=scaled) as watched:
+        for start in range(0, total, batch):
+            given = collate([dataset[i] for i in chosen[start : start + batch]], ragged)
+            model(*(given[name] for name in names))
+            found.add(watched, tau)
+            if time.monotonic() - told > EVERY or start + batch >= total:
+                told = time.monotonic()
+                tell(f"heads: {found.samples} of {total} samples")
+    if not found.pairs.all():
+        raise ReportError(f"none of the {total} samples has a token, so heads have no score")
+    return found

@@ -1,0 +1,1 @@
+"""Measurements: speed, memory, operations and precision, and what this machine supports."""

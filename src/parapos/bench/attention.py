@@ -1,0 +1,293 @@
+"""Time and memory of attention with PaPE against attention without positions.
+
+12 heads of 64, one sample, a square grid of patches with a class token. q, k, v are views of one fused projection, as a
+transformer makes them. What a form needs of the tokens (M and g, or a and b) is given; all that turns it into scores is
+measured. Positions are prepared before, as a model prepares them once for all layers.
+Time: the cases take turns in every round, and what counts is the ratio to plain attention in the same round.
+Memory: one call in a fresh process, the peak above what the process held before the inputs were made.
+H heads, N tokens, h head size, p position dims, m parabolas.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import text
+from ..attention import Quadratic, attend
+from ..positions import Positions, grid_positions
+from . import forms, measure
+
+HEADS, HEAD_DIM, PARABOLAS, POS_DIM = 12, 64, 50, 2
+SCALE = HEAD_DIM**-0.5
+GRIDS = (14, 24, 32, 48, 64)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MODES = ("forward", "forward+backward")
+PLAIN = "plain SDPA"
+EVERYWHERE = "parapos, looking everywhere"
+ROUNDS = (3, 40)  # least and most per setting
+SECONDS = 300.0
+WARM_UP_GRID = 4
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, r: Positions) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def _parapos(q: Tensor, k: Tensor, v: Tensor, r: Positions, M: Tensor, g: Tensor) -> Tensor:
+    """As users get it: the kernel that `auto` takes."""
+    out = attend(q, k, v, [Quadratic(M, g, r)], strict=True)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def _paper(q: Tensor, k: Tensor, v: Tensor, r: Positions, M: Tensor, g: Tensor) -> Tensor:
+    return _widened(q, k, v, *forms.paper_columns(M, g, r.r.to(q.dtype)))
+
+
+def _released(q: Tensor, k: Tensor, v: Tensor, r: Positions, a: Tensor, b: Tensor, w_p: Tensor) -> Tensor:
+    return _widened(q, k, v, *forms.released(a, b, w_p, r.r.to(q.dtype)))
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, r: Positions, M: Tensor, g: Tensor) -> Tensor:
+    bias = Quadratic(M, g, r).scores(q.dtype) * SCALE
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def _widened(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Attention of heads widened by columns and zeros to a multiple of 8, values likewise."""
+    width = -(-(HEAD_DIM + query.shape[-1]) // 8) * 8
+    zeros = q.new_zeros(()).expand(*q.shape[:-1], width - HEAD_DIM - query.shape[-1])
+    q = torch.cat([q, query, zeros], dim=-1)
+    k = torch.cat([k, key.expand(*k.shape[:-1], -1), zeros], dim=-1)
+    v = F.pad(v, (0, width - HEAD_DIM))
+    return F.scaled_dot_product_attention(q, k, v, scale=SCALE)[..., :HEAD_DIM]
+
+
+CASES: dict[str, Callable[..., Tensor]] = {
+    PLAIN: _plain,
+    "parapos": _parapos,
+    EVERYWHERE: _parapos,
+    "paper form": _paper,
+    "released form": _released,
+    "dense bias": _dense,
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured once for every case."""
+
+    grid: int
+    dtype: str
+    mode: str
+
+    @property
+    def tokens(self) -> int:
+        return self.grid**2 + 1
+
+    def __str__(self) -> str:
+        return f"N = {self.tokens}, {self.dtype}, {self.mode}"
+
+
+def prepare(case: str, setting: Setting, device: str) -> Callable[[], object]:
+    """Make the inputs of a case and return its call, which gives the output or all gradients."""
+    dtype, n = DTYPES[setting.dtype], setting.tokens
+    q, k, v = torch.randn(1, n, 3, HEADS, HEAD_DIM, dtype=dtype, device=device).permute(2, 0, 3, 1, 4).unbind()
+    r = Positions.of(grid_positions(setting.grid, setting.grid, cls=True, device=device))
+    learned: list[Tensor] = []
+    fixed: list[Tensor] = []
+    if case == "released form":
+        shape = (1, HEADS, n, PARABOLAS)
+        a, b = (torch.randn(shape, dtype=dtype, device=device).mul_(3**-0.5) for _ in range(2))
+        learned = [F.softplus(a), b]
+        fixed = [torch.empty(HEADS, PARABOLAS, POS_DIM, dtype=dtype, device=device).uniform_(-(2**-0.5), 2**-0.5)]
+    elif case != PLAIN:
+        # About the law that PaPE's M and g have at the start. PaPE gives them in float32, whatever q is.
+        kind: dict[str, Any] = {"dtype": torch.float32 if case.startswith("parapos") else dtype, "device": device}
+        noise = torch.randn(1, HEADS, n, POS_DIM, POS_DIM, **kind)
+        M = 0.45 * (noise + noise.mT) - 6.1 * torch.eye(POS_DIM, **kind)
+        g = 1.7 * torch.randn(1, HEADS, n, POS_DIM, **kind)
+        # Forms that fall by about one over the whole grid leave every key some weight.
+        learned = [M / setting.grid**2, g / setting.grid] if case == EVERYWHERE else [M, g]
+    if setting.mode == "forward":
+        return lambda: CASES[case](q, k, v, r, *learned, *fixed)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v, *learned)]
+    dout = torch.randn(q.shape, dtype=dtype, device=device)
+    return lambda: torch.autograd.grad(CASES[case](*leaves[:3], r, *leaves[3:], *fixed), leaves, dout)
+
+
+def measure_time(
+    cases: Sequence[str], setting: Setting, device: str, seconds: float, rounds: tuple[int, int]
+) -> dict[str, list[float]]:
+    """Seconds per case and round, the cases in turn; rounds go on for `seconds`, within the bounds of `rounds`."""
+    with torch.set_grad_enabled(setting.mode != "forward"):
+        # A CPU may take a minute for one call of full size; that is too much to throw away.
+        warm = setting if device == "cuda" else replace(setting, grid=WARM_UP_GRID)
+        for case in cases:
+            prepare(case, warm, device)()
+        calls = {case: prepare(case, setting, device) for case in cases}
+        times: dict[str, list[float]] = {case: [] for case in cases}
+        start = time.perf_counter()
+        for done in range(rounds[1]):
+            if done >= rounds[0] and time.perf_counter() - start > seconds:
+                break
+            turn = done % len(cases)  # nobody always comes after the same one
+            for case in [*cases[turn:], *cases[:turn]]:
+                times[case].append(measure.timed(calls[case], device))
+    return times
+
+
+def measure_memory(case: str, setting: Setting, device: str) -> int:
+    """Peak bytes of inputs, workspace and results of one call. For a fresh process."""
+    with torch.set_grad_enabled(setting.mode != "forward"):
+        prepare(case, replace(setting, grid=WARM_UP_GRID), device)()
+        return measure.peak_memory(lambda: prepare(case, setting, device), device)
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Least-squares slope of log(value) over log(size)."""
+    return statistics.linear_regression([math.log(x) for x in sizes], [math.log(y) for y in values]).slope
+
+
+def run(*, device: str = "cpu", seconds: float = SECONDS, quick: bool = False) -> dict[str, Any]:
+    """Measure everything: the memory of one call each, then timings for about `seconds`, at least two rounds.
+
+    quick: the smallest grid and two rounds. Progress goes to stderr. Returns what `write` stores.
+    """
+    grids, rounds = (GRIDS[:1], (2, 2)) if quick else (GRIDS, ROUNDS)
+    settings = [Setting(grid, dtype, mode) for grid in grids for dtype in DTYPES for mode in MODES]
+    memory, timing = [], []
+    survived: dict[Setting, list[str]] = {}
+    for setting in settings:
+        measure.progress(f"memory: {setting}")
+        peaks = {case: measure.apart(measure_memory, case, setting, device) for case in CASES}
+        plain = peaks[PLAIN]
+        for case, peak in peaks.items():
+            ratio = peak / plain if peak and plain else None
+            memory.append({"case": case, **asdict(setting), "tokens": setting.tokens, "bytes": peak, "ratio": ratio})
+        survived[setting] = [case for case in CASES if peaks[case] is not None]
+    start = time.perf_counter()
+    for index, setting in enumerate(settings):
+        if PLAIN not in survived[setting]:
+            continue
+        share = (seconds - (time.perf_counter() - start)) / (len(settings) - index)
+        times = measure_time(survived[setting], setting, device, share, rounds)
+        measure.progress(f"time: {setting}: {len(times[PLAIN])} rounds")
+        for case, values in times.items():
+            what = {"case": case, **asdict(setting), "tokens": setting.tokens, "seconds": statistics.median(values)}
+            timing.append({**what, **measure.spread(values, times[PLAIN])})
+    return {
+        **measure.machine(device),
+        "heads": HEADS,
+        "head_dim": HEAD_DIM,
+        "time": timing,
+        "memory": memory,
+        "exponents": _exponents(memory),
+    }
+
+
+def _exponents(memory: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How memory grows with N: over all sizes, and over the two largest."""
+    out = []
+    for case, dtype, mode in ((c, d, m) for m in MODES for d in DTYPES for c in CASES):
+        found = [
+            x for x in memory if (x["case"], x["dtype"], x["mode"]) == (case, dtype, mode) and x["bytes"] is not None
+        ]
+        sizes, values = [x["tokens"] for x in found], [x["bytes"] for x in found]
+        fits = {
+            name: exponent(sizes[-count:], values[-count:]) if len(sizes) >= count else None
+            for name, count in (("all", len(GRIDS)), ("largest_two", 2))
+        }
+        out.append({"case": case, "dtype": dtype, "mode": mode, **fits})
+    return out
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The results as text: one table per mode, ratios to plain attention with the quartiles of the rounds."""
+    sizes = sorted({x["tokens"] for x in results["memory"]})
+    where = f"{results['machine']}, {results['device']}, threads: {results['threads']}, torch {results['torch']}"
+    parts = [
+        f"Attention of {HEADS} heads of {HEAD_DIM} on {where}.",
+        f"Time: median ratio to {PLAIN} (quartiles; rounds). Memory: ratio of the peaks of one call, inputs included.",
+    ]
+    header = ["case", "dtype", *(f"time, N = {n}" for n in sizes), *(f"memory, N = {n}" for n in sizes)]
+    header += ["memory ~ N^", "N^, largest two"]
+    for mode in MODES:
+        rows = []
+        for fit in (x for x in results["exponents"] if x["mode"] == mode):
+            key = (fit["case"], fit["dtype"], mode)
+
+            def cells(kind: str, key: tuple[str, str, str] = key) -> list[str]:
+                found = {x["tokens"]: x for x in results[kind] if (x["case"], x["dtype"], x["mode"]) == key}
+                return [_cell(found.get(n)) for n in sizes]
+
+            powers = ["not measured" if fit[x] is None else f"{fit[x]:.2f}" for x in ("all", "largest_two")]
+            rows.append([*key[:2], *cells("time"), *cells("memory"), *powers])
+        parts += [f"{mode}:", text.table(header, rows, left=2)]
+    return "\n\n".join(parts)
+
+
+def _cell(entry: dict[str, Any] | None) -> str:
+    if entry is None or entry["ratio"] is None:
+        return "not measured"
+    if "bytes" in entry:
+        return f"{entry['bytes'] / 2**20:.1f} MiB" if entry["case"] == PLAIN else f"{entry['ratio']:.2f}x"
+    if entry["case"] == PLAIN:
+        return f"{entry['seconds'] * 1000:.1f} ms"
+    low, high = entry["quartiles"]
+    return f"{entry['ratio']:.2f}x ({low:.2f} to {high:.2f}; {entry['rounds']})"
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Ratios of time and memory over N, a row of panels per mode; float32 solid, bfloat16 dashed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.lines import Line2D
+
+    colours = dict(zip(CASES, ("#000000", "#0072B2", "#56B4E9", "#E69F00", "#CC79A7", "#009E73"), strict=True))
+    styles: dict[str, Any] = dict(zip(DTYPES, ("-", "--"), strict=True))
+    sizes = sorted({x["tokens"] for x in results["memory"]})
+    figure, axes = pyplot.subplots(len(MODES), 2, figsize=(10, 7.5), layout="constrained", sharex=True, squeeze=False)
+    for row, mode in zip(axes, MODES, strict=True):
+        for axis, kind in zip(row, ("time", "memory"), strict=True):
+            for case, dtype in ((c, d) for c in CASES for d in DTYPES):
+                points = [
+                    (x["tokens"], x["ratio"])
+                    for x in results[kind]
+                    if (x["case"], x["dtype"], x["mode"]) == (case, dtype, mode) and x["ratio"] is not None
+                ]
+                if points:
+                    axis.plot(*zip(*points, strict=True), styles[dtype], color=colours[case], marker="o", markersize=4)
+            axis.set(xscale="log", yscale="log", title=f"{mode}: {'time' if kind == 'time' else 'peak memory'}")
+            axis.set(ylabel=f"ratio to {PLAIN}")
+            axis.set_xticks(sizes, [str(n) for n in sizes])
+            axis.minorticks_off()
+            low, high = axis.get_ylim()
+            ticks = [t for t in (0.25, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 200) if low <= t <= high]
+            axis.set_yticks(ticks, [f"{t:g}" for t in ticks])
+            axis.grid(alpha=0.3)
+    for axis in axes[-1]:
+        axis.set_xlabel("tokens N")
+    handles = [Line2D([], [], color=colours[case], label=case) for case in CASES]
+    handles += [Line2D([], [], color="grey", linestyle=styles[d], label=d) for d in DTYPES]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle(f"{results['machine']}, threads: {results['threads']}, torch {results['torch']}", fontsize=10)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def write(results: dict[str, Any], prefix: Path) -> list[Path]:
+    """PREFIX.json, PREFIX.md and, with matplotlib, PREFIX.png. Returns what was written."""
+    return measure.write(results, markdown(results), plot, prefix)

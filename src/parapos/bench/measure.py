@@ -1,0 +1,150 @@
+"""How the benchmarks measure: seconds of a call, peak memory in a fresh process, the machine, and what they write."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from ..malloc import release_memory
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def cpu_name() -> str:
+    """The processor's name, as well as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def progress(message: str) -> None:
+    """One line for the user; results go to stdout, this does not."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def timed(call: Callable[[], object], device: str) -> float:
+    """Seconds of one call."""
+    if device == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / 1000
+    before = time.perf_counter()
+    call()
+    return time.perf_counter() - before
+
+
+def spread(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """Median and quartiles of the ratios of values to base, both taken round by round."""
+    ratios = [x / y for x, y in zip(values, base, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {"ratio": middle, "quartiles": [low, high], "rounds": len(ratios)}
+
+
+def _resident(peak: bool) -> int:
+    """Bytes this process holds in memory, now or at most so far."""
+    try:
+        if not peak:
+            return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        status = Path("/proc/self/status").read_text().split("VmHWM:")[1]
+        return int(status.split()[0]) * 1024
+    except (OSError, IndexError):
+        import resource  # not on Windows
+
+        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return size if sys.platform == "darwin" else size * 1024
+
+
+def peak_memory(prepare: Callable[[], Callable[[], object]], device: str) -> int:
+    """Peak bytes while the prepared call runs, above what the process held before `prepare`. For a fresh process."""
+    gc.collect()
+    release_memory()  # or the call would use, unseen, what a warm-up left
+    before = torch.cuda.memory_allocated() if device == "cuda" else _resident(peak=False)
+    call = prepare()
+    gc.collect()
+    release_memory()  # what was made on the way to the call and dropped is not of it
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    elif os.access("/proc/self/clear_refs", os.W_OK):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    result = call()
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else _resident(peak=True)
+    del result
+    return peak - before
+
+
+def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """The function's result from a process of its own; None, with a message, if memory did not suffice there."""
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    if "forkserver" in methods:  # torch is imported once; no child inherits its threads or its memory pools
+        context.set_forkserver_preload([function.__module__])
+    try:
+        threads = (torch.get_num_threads(),)
+        with ProcessPoolExecutor(1, context, initializer=torch.set_num_threads, initargs=threads) as pool:
+            return pool.submit(function, *args, **kwargs).result()
+    except (BrokenProcessPool, RuntimeError, MemoryError) as error:
+        short = isinstance(error, BrokenProcessPool | MemoryError | torch.OutOfMemoryError) or "allocate" in str(error)
+        if not short:
+            raise
+        progress(f"failed: {', '.join(map(str, args))}: {error}")
+        return None
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Where results come from."""
+    return {
+        "machine": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def commit() -> str | None:
+    """The commit this code is at, with "-dirty" after changes; None where it is not a git checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "flops.py")  # a site-packages folder may lie in some other checkout
+        return git("describe", "--always", "--dirty", "--exclude", "*")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def write(
+    results: dict[str, Any], markdown: str, plot: Callable[[dict[str, Any], Path], None], prefix: Path
+) -> list[Path]:
+    """PREFIX.json, PREFIX.md and, with matplotlib, PREFIX.png. Returns what was written."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    paths = [prefix.with_name(prefix.name + end) for end in (".json", ".md", ".png")]
+    paths[0].write_text(json.dumps(results, indent=1) + "\n")
+    paths[1].write_text(markdown + "\n")
+    try:
+        plot(results, paths[2])
+    except ModuleNotFoundError as error:
+        progress(f"no plot: {error.name} is missing, install parapos[report]")
+        return paths[:2]
+    return paths

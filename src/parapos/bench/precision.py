@@ -1,0 +1,181 @@
+"""How many digits each form of PaPE's scores keeps, against float64.
+
+A layer of ViT-B at its initialisation (width 768, 12 heads of 64, 50 parabolas) on a grid of G x G patches with a
+class token at (0, 0), tokens from N(0, 1). Every form is fed the same W_a x, W_b x, q and k, rounded to the type under
+test; so is the float64 reference. Columns are made in float32, rounded, and multiplied in float32, and so are q and k;
+the two products are added. "3x" triples a and b, as training may.
+H heads, N keys, n sampled queries, h head size, e extra columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import text
+from ..attention.basis import contract
+from ..attention.fused import halves, key_features, make_columns
+from ..attention.terms import Quadratic
+from ..encodings import create_encoding
+from ..encodings.parabolic import PaPE, PaPERI
+from ..positions import Positions, grid_positions
+from . import forms
+
+DIM, HEADS, HEAD_DIM, PARABOLAS = 768, 12, 64, 50
+RANDOM_QUERIES = 155  # with four corners and the class token 160 per head
+MAX_GRID = 256
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+ENCODINGS = ("pape", "pape_ri")
+SETTINGS = {"init": 1.0, "3x": 3.0}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One form in one setting, the worst over heads and sampled queries.
+
+    dims: extra columns per head. logit_error: max |error| of a logit, scale included, with the best constant per query
+    removed, since softmax does not see it. tv: largest total-variation distance between true and computed attention.
+    overflowed: share of queries with a logit that is not finite; the errors are those of the other queries.
+    """
+
+    setting: str
+    form: str
+    dims: int
+    logit_error: float
+    tv: float
+    overflowed: float
+
+
+def experiment(
+    *,
+    grid: int = 64,
+    dtype: str = "bf16",
+    encoding: str = "pape",
+    settings: Sequence[str] = tuple(SETTINGS),
+    seed: int = 0,
+) -> list[Row]:
+    """Every form in every setting. dtype: fp16, bf16 or fp32; encoding: pape or pape_ri; grid: 2 to 256."""
+    if not 2 <= grid <= MAX_GRID:
+        raise ValueError(f"grid must be from 2 to {MAX_GRID}, got {grid}")
+    for name, value, known in (
+        ("dtype", dtype, DTYPES),
+        ("encoding", encoding, ENCODINGS),
+        *(("setting", setting, SETTINGS) for setting in settings),
+    ):
+        if value not in known:
+            raise ValueError(f"unknown {name} {value!r}, expected one of {', '.join(known)}")
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        heads = list(_heads(encoding, grid, DTYPES[dtype]))
+        return [row for setting in settings for row in _rows(heads, setting, DTYPES[dtype])]
+
+
+@dataclass(frozen=True)
+class _Head:
+    """One head: W_a x, W_b x (1, 1, N, m), W_p (1, m, p), r (1, N, p), q and k (N, h), sampled queries (n,)."""
+
+    a: Tensor
+    b: Tensor
+    w_p: Tensor
+    r: Tensor
+    q: Tensor
+    k: Tensor
+    rows: Tensor
+    isotropic: bool
+
+
+def _heads(encoding: str, grid: int, dtype: torch.dtype) -> Iterator[_Head]:
+    options = {"parabolas": PARABOLAS} if encoding == "pape" else {}
+    enc = create_encoding(encoding, dim=DIM, heads=HEADS, head_dim=HEAD_DIM, pos_dim=2, **options)
+    assert isinstance(enc, (PaPE, PaPERI))
+    r = grid_positions(grid, grid, cls=True)[None]
+    n = r.shape[1]
+    x = torch.randn(1, n, DIM)
+    a, b = (y.to(dtype) for y in forms.preactivations(enc, x))
+    w_p = forms.projection(enc)
+    corners = torch.tensor([0, 1, grid, n - grid, n - 1])  # the class token, then the corners
+    for i in range(HEADS):
+        w = torch.empty(2, HEAD_DIM, DIM).uniform_(-(DIM**-0.5), DIM**-0.5)
+        q, k = x @ w.mT
+        rows = torch.cat([corners, torch.randint(n, (RANDOM_QUERIES,))])
+        one = slice(i, i + 1)
+        yield _Head(a[:, one], b[:, one], w_p[one], r, q, k, rows, isinstance(enc, PaPERI))
+
+
+def _coefficients(head: _Head, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """a, b and W_p in `dtype`, from the rounded projections."""
+    return -factor * F.softplus(head.a.to(dtype)), factor * head.b.to(dtype), head.w_p.to(dtype)
+
+
+def _term(head: _Head, factor: float, dtype: torch.dtype) -> Quadratic:
+    M, g = forms.collapse(*_coefficients(head, factor, dtype))
+    r = Positions(head.r.to(dtype), unplaced=False)
+    return Quadratic(M[..., 0, 0], None, r) if head.isotropic else Quadratic(M, g, r)
+
+
+def _scores(term: Quadratic, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """The definition, D^T M D + g.D, of some rows: (n, N)."""
+    M, g = (None if x is None else x[:, :, rows] for x in (term.M, term.g))
+    return Quadratic(M, g, Positions(term.r.r[:, rows]), term.r).scores(dtype)[0, 0]
+
+
+def _columns(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Name, query and key columns (1, 1, N, e), (1, 1 or none, N, e) of every separable form."""
+    a, b, w_p = _coefficients(head, factor, torch.float32)
+    yield "paper", *forms.paper(a, b, w_p, head.r)
+    if not head.isotropic:  # what autocast rounds there is not known; here it is W_p r. The sign of b is its own.
+        yield "released", *forms.released(-a, -b, w_p, head.r, rounded=dtype)
+    term = _term(head, factor, torch.float32)
+    features = key_features(term.exponents, with_constant=False)
+    made = make_columns(term, features, len(features), torch.float32)
+    query = contract(term.coefficients(torch.float32), made.T)
+    yield "centred minimal", query, made.phi
+    yield "parapos", halves(query, dtype, query=True), halves(made.phi, dtype)
+
+
+def _logits(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, int, Tensor, Tensor]]:
+    """Name, extra columns, computed and true logits (n, N) of every form."""
+    scale = HEAD_DIM**-0.5
+    q, k = head.q.to(dtype)[head.rows], head.k.to(dtype)
+    product = q.float() @ k.float().T
+    yield "q.k alone", 0, product * scale, head.q[head.rows].double() @ head.k.double().T * scale
+    true = _scores(_term(head, factor, torch.float64), head.rows, torch.float64)
+    true = (true + q.double() @ k.double().T) * scale
+    for name, query, key in _columns(head, factor, dtype):
+        query, key = query.to(dtype)[0, 0, head.rows], key.to(dtype).flatten(0, -2)  # (n, e), (N, e)
+        yield name, query.shape[-1], (query.float() @ key.float().T + product) * scale, true
+    exact = _scores(_term(head, factor, torch.float32), head.rows, torch.float32)
+    yield "from D, float32", 0, (exact + product) * scale, true
+
+
+def _rows(heads: Sequence[_Head], setting: str, dtype: torch.dtype) -> list[Row]:
+    out: dict[str, Row] = {}
+    for head in heads:
+        for name, dims, got, true in _logits(head, SETTINGS[setting], dtype):
+            finite = got.isfinite().all(-1)
+            got, true = got[finite].double(), true[finite]
+            error = got - true
+            spread = (error.amax(-1) - error.amin(-1)) / 2
+            tv = (got.softmax(-1) - true.softmax(-1)).abs().sum(-1) / 2
+            worst = [max(x.tolist(), default=0.0) for x in (spread, tv)]
+            old = out.get(name, Row(setting, name, dims, 0.0, 0.0, 0.0))
+            lost = old.overflowed + (1 - finite.double().mean().item()) / len(heads)
+            out[name] = replace(
+                old, logit_error=max(old.logit_error, worst[0]), tv=max(old.tv, worst[1]), overflowed=lost
+            )
+    # Where no query survived there is nothing to be judged.
+    return [replace(r, logit_error=math.nan, tv=math.nan) if r.overflowed > 1 - 1e-9 else r for r in out.values()]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as an aligned table."""
+    header = ("form", "setting", "extra dims", "logit error", "TV distance", "overflowed")
+    cells = [
+        (r.form, r.setting, str(r.dims), f"{r.logit_error:.1e}", f"{r.tv:.1e}", f"{r.overflowed:.1%}") for r in rows
+    ]
+    return text.table(header, cells, left=2)

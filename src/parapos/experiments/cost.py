@@ -1,0 +1,95 @@
+"""What a table would cost: arithmetic on the models and the numbers of samples, before anything is run.
+
+Floating-point operations of a sample: two per weight and token, and four per pair of tokens and channel of attention,
+half of them for q.k and half for the values. Training counts three times that. Hours are those of one GPU that
+sustains a given number of operations per second. That a stream of events has EVENT_TOKENS tokens is a guess.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..blocks import Attention
+from ..data import clips
+from ..data.counts import published
+from ..models import EventViT, ViT, ViViT
+from ..text import table as as_text
+from ..training.recipe import Recipe
+from .grid import FINISHED, Grid
+from .store import ReportError
+
+TFLOPS = 150.0  # sustained: about half of the peak of a recent GPU in 16 bits
+EVENT_TOKENS = 1000
+CLASSES = 1000
+
+
+def samples(wanted: Recipe, split: str, data: str = "") -> int:
+    """Samples of a split: the published number for full data sets, which need not be there, else counted."""
+    known = published(data or wanted.data.name, split, wanted.data.options)
+    if known is not None and wanted.data.options.get("complete", True):
+        return known
+    return len(wanted.dataset(split, data or None))
+
+
+def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
+    """Of one sample at a size, or as the recipe has it."""
+    extra = int(getattr(model, "cls", None) is not None)
+    if isinstance(model, EventViT):
+        return EVENT_TOKENS + extra
+    if isinstance(model, ViViT):
+        options = wanted.data.options
+        return clips.TUBELETS * (options["height"] // model.patch) * (options["width"] // model.patch) + extra
+    if isinstance(model, ViT):
+        height, width = (size, size) if size else wanted.data.sides
+        return (height // model.patch) * (width // model.patch) + extra
+    raise ReportError(f"expected a model whose tokens can be counted, got {type(model).__name__}")
+
+
+def gflop(model: nn.Module, count: int) -> float:
+    """Of so many tokens, forward. An estimate, no count of operators: PaPE's W_b, which is folded, counts in full."""
+    weights = sum(p.numel() for name, p in model.named_parameters() if p.ndim > 1 and not name.startswith("classifier"))
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    pairs = sum(layer.heads * (layer.qk_dim + layer.head_dim) for layer in layers)
+    return 2 * (count * weights + count**2 * pairs) / 1e9
+
+
+def estimate(grid: Grid, tflops: float = TFLOPS) -> str:
+    """What is there and what is left to do, run by run, in hours of one GPU."""
+    lines, total, commands = [], 0.0, []
+    for job in grid.jobs:
+        run, state = job.run, job.run.state()
+        with torch.device("meta"):
+            model = run.wanted.model.build({"num_classes": CLASSES})
+        each = gflop(model, tokens(model, run.wanted))
+        left = 0.0 if state == FINISHED else 1.0
+        if state.startswith("step "):
+            step, steps = (int(word) for word in state.split()[1::2])
+            left = 1 - step / steps
+        if left:
+            commands.append(f"  {run.command}")
+        seen = samples(run.wanted, "train") * run.wanted.optim.epochs
+        missing = job.missing()
+        testing = sum(
+            gflop(model, tokens(model, run.wanted, e.size)) * samples(run.wanted, e.split, e.data) for e in missing
+        )
+        hours = [work / (tflops * 1e3) / 3600 for work in (3 * each * seen * left, testing)]
+        total += sum(hours)
+        done = f"{len(job.evaluations) - len(missing)} of {len(job.evaluations)}"
+        shown = [f"{seen / 1e6:.1f}M", f"{3 * each:.1f}", f"{hours[0]:.1f}", done, f"{hours[1]:.1f}"]
+        lines.append([str(run.folder), state, *shown])
+    header = ["run", "state", "samples", "GFLOP each", "GPU hours to train", "cells", "GPU hours to test"]
+    how = f"at {tflops:g} TFLOP/s sustained, reading the data not counted; arithmetic, not a measurement"
+    told = f"{as_text(header, lines, left=2)}\n\nLeft: {total:.1f} GPU hours {how}."
+    more = "\n".join(["\n\nRuns may be trained one by one, anywhere:", *commands]) if commands else ""
+    return told + more
+
+
+def estimate_study(grid: Grid) -> str:
+    """What is there, what is left, and how long that may take on one core."""
+    todo = [job for job in grid.jobs if not job.is_done()]
+    lines = [[str(job.run.folder), job.run.state(), "-" if job in todo else "all"] for job in grid.jobs]
+    hours, minutes = len(todo) * grid.table.minutes / 60, grid.table.minutes
+    how = f"at {minutes:g} minutes of one core for a run, as measured once; less with more --jobs"
+    told = as_text(["run", "state", "cells"], lines, left=3)
+    return f"{told}\n\nLeft: {len(todo)} runs, about {hours:.1f} hours {how}."

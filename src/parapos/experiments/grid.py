@@ -1,0 +1,238 @@
+"""A grid: rows x columns x repeats, where each place is a number that an evaluation of a run gives.
+
+Seeds and folds are repeats. Sweeps, the paper's tables, studies over seeds and the demo are grids; schedule.py trains
+and evaluates what is missing, render.py shows what is there. Blocks are grids of the same rows and columns on different
+data.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+
+import torch
+
+from ..tasks.base import Metric
+from ..training import checkpoint, fit, recipe, rows, state
+from ..training.recipe import Recipe
+from ..training.schema import Model
+from .store import Cells, Evaluation, ReportError, Scores, at_step, value_of
+from .tables_spec import Table
+
+UNBEGUN, FINISHED = "not begun", "finished"
+LOST = "unfinished, no checkpoints"  # nothing to go on from
+TRAINING_LOSS = Metric("train_loss", "training loss", higher_is_better=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that a grid needs: a recipe, what is changed in it, and the folder. label: for people. given: its weights
+    are taken as they are, however far it was trained."""
+
+    source: str
+    changes: dict[str, str]
+    folder: Path
+    wanted: Recipe
+    label: str = ""
+    given: bool = False
+
+    @property
+    def name(self) -> str:
+        """As results have it."""
+        return self.folder.resolve().name
+
+    @property
+    def side(self) -> int:
+        """The trained size in pixels per side; 0 if data have none or are not square."""
+        height, width = self.wanted.data.sides
+        return height if height == width else 0
+
+    @property
+    def command(self) -> str:
+        """What trains it, to be typed in or given to a cluster."""
+        changes = [word for key, value in self.changes.items() for word in (f"--{key}", value)]
+        return shlex.join(["parapos", "train", self.source, "--out", str(self.folder), *changes])
+
+    def state(self) -> str:
+        """not begun, step n of N, unfinished, or finished: its last epoch was validated. A run of another recipe in the
+        same folder is an error."""
+        if self.given:
+            return FINISHED
+        if not (self.folder / "recipe.toml").is_file():
+            return UNBEGUN
+        if change := recipe.difference(fit.load_run(self.folder), self.wanted):
+            raise ReportError(f"{self.folder}: holds a run of another recipe ({change}); take another folder")
+        newest = checkpoint.latest(self.folder / "checkpoints")[0]
+        epochs = self.wanted.optim.epochs
+        if newest is None:  # they may be removed once a run is finished
+            told = rows.read(self.folder / "metrics.csv", whole=["epoch"], needed=["epoch"], growing=True)
+            if any(row["epoch"] == epochs and row.get("val_loss") for row in told):
+                return FINISHED if (self.folder / "weights.safetensors").is_file() else LOST
+            return LOST if told else UNBEGUN
+        _, progress, samples = state.load(newest)
+        if progress.validated == epochs:
+            return FINISHED
+        return f"step {progress.step} of {-(-samples // self.wanted.optim.batch) * epochs}"
+
+    def is_finished(self) -> bool:
+        return (self.folder / "weights.safetensors").is_file() and self.state() == FINISHED
+
+    def metric(self, name: str = "") -> Metric:
+        """A metric of its task, by default the headline. A pattern is shown as the headline is."""
+        task = self.wanted.task_class
+        if "*" in name:
+            return replace(task.metric(task.headline), name=name)
+        try:
+            return task.metric(name or task.headline)
+        except ValueError as error:
+            raise ReportError(f"metric: {error}") from None
+
+    def curve(self) -> list[tuple[int, dict[str, float]]]:
+        """What metrics.csv has for each step that it tells of."""
+        path = self.folder / "metrics.csv"
+        header = next(iter(rows.read(path, growing=True)), {})
+        numbers = [name for name in header if name.startswith(("train_", "val_"))]
+        told = rows.read(path, whole=["step"], numbers=numbers, growing=True)
+        return [(row["step"], {name: row[name] for name in numbers if name in row}) for row in told]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One of the numbers that a place of a grid is the mean of."""
+
+    run: Run
+    evaluation: Evaluation | str  # a step of training, as at_step has it
+    metric: Metric
+
+
+Place = tuple[str, str, str]  # block, row, column
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run and what it is evaluated on."""
+
+    run: Run
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    def missing(self) -> list[Evaluation]:
+        """What was not evaluated yet, with the weights of a finished run."""
+        if not self.run.is_finished():
+            return self.evaluations
+        cells = Cells(self.run.folder)
+        return [evaluation for evaluation in self.evaluations if cells.get(evaluation) is None]
+
+    def is_done(self) -> bool:
+        return self.run.is_finished() and not self.missing()
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is known of the runs of a grid."""
+
+    scores: Scores = field(default_factory=dict)
+
+    @cached_property
+    def by_evaluation(self) -> dict[tuple[str, str], dict[str, float]]:
+        return {key[:2]: metrics for key, metrics in self.scores.items()}
+
+
+def collect(jobs: Sequence[Job], *, curves: bool = False) -> Results:
+    """What finished runs have. curves: also the losses and validations on the way."""
+    scores: Scores = {}
+    for job in jobs:
+        if not job.run.is_finished():
+            continue
+        cells = Cells(job.run.folder)
+        for evaluation in job.evaluations:
+            if (metrics := cells.get(evaluation)) is not None:
+                scores[job.run.name, str(evaluation), cells.weights] = metrics
+        for step, metrics in job.run.curve() if curves else ():
+            scores.setdefault((job.run.name, at_step(step), ""), {}).update(metrics)
+    return Results(scores)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Places and their repeats. encodings: of rows that are not named after one, for plots. only: the rows that are
+    shown, if not all of the table, whether they have places or not."""
+
+    table: Table
+    places: dict[Place, tuple[Repeat, ...]]
+    encodings: dict[str, str] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """Every run once. One repeat of the whole grid comes before the next."""
+        jobs: dict[Path, Job] = {}
+        for number in range(max(map(len, self.places.values()), default=0)):
+            for repeats in self.places.values():
+                for repeat in repeats[number : number + 1]:
+                    job = jobs.setdefault(repeat.run.folder, Job(repeat.run))
+                    if isinstance(repeat.evaluation, Evaluation) and repeat.evaluation not in job.evaluations:
+                        job.evaluations.append(repeat.evaluation)
+        return list(jobs.values())
+
+    @property
+    def runs(self) -> list[Run]:
+        return [job.run for job in self.jobs]
+
+    @property
+    def rows(self) -> list[str]:
+        return [row for row in self.table.rows if not self.only or row in self.only]
+
+    @property
+    def has_curves(self) -> bool:
+        """Whether a place is a step of training."""
+        return any(isinstance(repeat.evaluation, str) for repeats in self.places.values() for repeat in repeats)
+
+    def trained(self, block: str) -> int:
+        """The size that the runs of a block are trained at."""
+        return next(repeats[0].run.side for place, repeats in self.places.items() if place[0] == block)
+
+    def metric(self, place: Place) -> Metric | None:
+        return self.places[place][0].metric if place in self.places else None
+
+    def repeats(self, found: Results, place: Place, metric: str = "") -> list[float | None]:
+        """A number for each repeat, as shown. metric: another one, as files have it."""
+        numbers: list[float | None] = []
+        for repeat in self.places.get(place, ()):
+            metrics = found.by_evaluation.get((repeat.run.name, str(repeat.evaluation)), {})
+            value = value_of(metrics, metric or repeat.metric.name)
+            numbers.append(value if value is None or metric else value * repeat.metric.factor)
+        return numbers
+
+    def values(self, found: Results, place: Place, metric: str = "") -> list[float]:
+        """The repeats that are there."""
+        return [value for value in self.repeats(found, place, metric) if value is not None]
+
+    def is_whole(self, found: Results, place: Place) -> bool:
+        return place in self.places and None not in self.repeats(found, place)
+
+    def beyond(self, found: Results, block: str, row: str, columns: Sequence[str]) -> list[float]:
+        """The mean over some columns, for all repeats that have them all."""
+        lines = zip(*(self.repeats(found, (block, row, column)) for column in columns), strict=False)
+        return [statistics.fmean(v for v in line if v is not None) for line in lines if None not in line]
+
+
+@cache
+def _patch(model: str, outputs: str) -> int:
+    """The patch size of a model and its outputs, given as JSON; built once, without memory for its weights."""
+    with torch.device("meta"):
+        return getattr(Model(**json.loads(model)).build(json.loads(outputs)), "patch", 1)
+
+
+def check_sizes(where: str, wanted: Recipe, sizes: Iterable[int]) -> None:
+    """Before anything is trained or evaluated: whether a model can take samples of these sizes."""
+    other = sorted(set(sizes) - {wanted.data.size, 0})
+    outputs = json.dumps(wanted.task_class.outputs(None))
+    patch = _patch(json.dumps(asdict(wanted.model)), outputs) if other else 1
+    for size in other:
+        if size % patch:
+            raise ReportError(f"{where}: size: expected a multiple of the model's patch size {patch}, got {size}")

@@ -1,0 +1,72 @@
+"""The training settings of the recipes beside the paper's: `parapos table hyperparameters`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from ..models import MODELS
+from ..text import table as as_text
+from ..training import recipe
+from ..training.recipe import Recipe
+from .tables_spec import paper
+
+NAME = "hyperparameters"
+
+
+def ours(wanted: Recipe) -> dict[str, Any]:
+    """The settings of a recipe, by the names of the paper's rows; "-" for what is off, None for what is not
+    its to say."""
+    data, optim = wanted.data, wanted.optim
+    cls, size = MODELS[wanted.model.name]
+    patch = {**size, **wanted.model.chosen}.get("patch") or inspect.signature(cls).parameters["patch"].default
+
+    return {
+        "batch": optim.batch,
+        "learning rate": optim.lr,
+        "weight decay": optim.weight_decay,
+        "beta 1": optim.betas[0],
+        "beta 2": optim.betas[1],
+        "warm-up epochs": optim.warmup * optim.epochs,
+        "epochs": optim.epochs,
+        "width": data.size or data.options.get("width"),
+        "height": data.size or data.options.get("height"),
+        "patch": patch,
+        "drop path": wanted.model.options.get("drop_path", 0.0) or "-",
+        "label smoothing": wanted.augment.smoothing or "-",
+    }
+
+
+def compare() -> dict[tuple[str, str], tuple[Any, Any]]:
+    """By setting and data set: the paper's value and ours, None where no recipe says it."""
+    section = paper()[NAME]
+    known = {name: ours(recipe.load(name)) for name in section["columns"] if name in recipe.shelf()}
+    return {
+        (row, name): (value, known[name][row] if name in known else None)
+        for row, values in section["rows"].items()
+        for name, value in zip(section["columns"], values, strict=True)
+    }
+
+
+def markdown() -> str:
+    """A column per data set: what both have, or the paper's value and then ours."""
+    values, section = compare(), paper()[NAME]
+    lines = []
+    for row in section["rows"]:
+        shown = [row]
+        for name in section["columns"]:
+            theirs, mine = values[row, name]
+            told = _text(theirs)
+            shown.append(told if mine is None or _same(theirs, mine) else f"{told}, ours {_text(mine)}")
+        lines.append(shown)
+    known = [name for name in section["columns"] if name in recipe.shelf()]
+    legend = f"The paper's values, and ours where they differ. There are recipes for {', '.join(known)}."
+    return f"{as_text(['', *section['columns']], lines)}\n\n{legend}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one == other if isinstance(one, str) or isinstance(other, str) else abs(one - other) < 1e-9
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}"

@@ -1,0 +1,276 @@
+"""The one renderer of grids: Markdown, CSV and plots of whatever is there."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..encodings.looks import LOOKS, label
+from ..metrics import significance
+from ..text import table as as_text
+from ..training import checkpoint
+from . import plots
+from .grid import TRAINING_LOSS, Grid, Place, Results
+from .store import as_csv
+from .tables_spec import Column
+
+UNMEASURED = "-"
+BEYOND = "beyond"
+INKS = (
+    *("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB"),
+    *("#000000", "#994F00", "#40B0A6", "#5D3A9B", "#FF9F40", "#7F7F00"),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Columns that are shown together, and those of them beyond the trained size."""
+
+    caption: str
+    columns: dict[str, Column]
+    beyond: tuple[str, ...] = ()
+    suffix: str = ""  # of file names
+
+    @property
+    def told(self) -> str:
+        return self.caption[0].lower() + self.caption[1:]
+
+
+def groups(grid: Grid) -> list[Group]:
+    """Positions as they are, and interpolated, if a study over seeds has both; the trained size belongs to both."""
+    columns = grid.table.columns
+    if not grid.table.seeds:
+        return [Group("All", columns)]
+    trained = min((column.size for column in columns.values() if column.size), default=0)
+
+    def group(caption: str, some: dict[str, Column], suffix: str = "") -> Group:
+        return Group(caption, some, tuple(n for n, c in some.items() if c.size and c.size > trained), suffix)
+
+    plain = {name: c for name, c in columns.items() if c.interpolate is False}
+    other = {name: c for name, c in columns.items() if c.size == trained or name not in plain}
+    found = [group("Positions as they are", plain)]
+    return [*found, group("Positions interpolated", other, "-interpolated")] if len(plain) < len(columns) else found
+
+
+def spread(values: Sequence[float], repeats: int, digits: int = 1) -> str:
+    """Mean and sample standard deviation; how many repeats if not all."""
+    if not values:
+        return UNMEASURED
+    told = f"{statistics.fmean(values):.{digits}f}"
+    if len(values) > 1:
+        told += f" ± {statistics.stdev(values):.{digits}f}"
+    return told if len(values) == repeats else f"{told} ({len(values)} of {repeats})"
+
+
+def cell(grid: Grid, found: Results, place: Place) -> str:
+    """What the table shows for a place."""
+    _, row, column = place
+    values, metric, repeats = grid.values(found, place), grid.metric(place), grid.places.get(place, ())
+    told = spread(values, len(repeats), 1 if metric is None or metric.factor == 100 else 2)
+    if values and grid.table.columns[column].count and metric is not None:
+        samples = grid.values(found, place, "samples")
+        right = sum(value / metric.factor * count for value, count in zip(values, samples, strict=True))
+        told += f" = {round(right)}/{round(sum(samples))}"
+    if not grid.table.paper:
+        return told
+    figure = grid.table.published(row, column)
+    return f"{told} ({UNMEASURED if figure is None else f'{figure:.1f}'})"
+
+
+def markdown(grid: Grid, found: Results) -> str:
+    """A table for each block and group of columns, a legend, tests that the table asks for, and sentences on it."""
+    parts, table = [f"{table_title(grid)}."], grid.table
+    for block in _blocks(grid):
+        for group in groups(grid):
+            lines = []
+            for row in grid.rows:
+                shown = [row, *(cell(grid, found, (block, row, name)) for name in group.columns)]
+                if len(group.beyond) > 1:
+                    shown.append(spread(grid.beyond(found, block, row, group.beyond), len(table.seeds)))
+                lines.append(shown)
+            header = ["", *(name.removesuffix(" interpolated") for name in group.columns)]
+            header += [BEYOND] if len(group.beyond) > 1 else []
+            caption = f"{group.caption}, {block}:\n\n" if block else ""
+            parts.append(f"{caption}{as_text(header, lines)}")
+    return "\n\n".join([*parts, _legend(grid, found), *comparison(grid, found), *reading(grid, found)])
+
+
+def table_title(grid: Grid) -> str:
+    return grid.table.title.removesuffix(".")
+
+
+def _blocks(grid: Grid) -> list[str]:
+    return list(dict.fromkeys(block for block, _, _ in grid.places)) or [""]
+
+
+def _legend(grid: Grid, found: Results) -> str:
+    """What the numbers are, and of how many runs and samples."""
+    table, seeds = grid.table, grid.table.seeds
+    metrics = dict.fromkeys(repeats[0].metric for repeats in grid.places.values())
+    shown = [metric for metric in metrics if metric is not None and metric != TRAINING_LOSS]
+    names = [f"{metric.label} in {metric.unit}" if metric.unit else metric.label for metric in shown]
+    told = [", ".join([*dict.fromkeys(names)] if len(names) < 4 else sorted({f"in {m.unit}" for m in shown}))]
+    if seeds:
+        one = f"one run with seed {seeds[0]}"
+        many = f"mean ± sample standard deviation of {len(seeds)} runs with seeds {_list(seeds)}"
+        told[0] += f", {many if len(seeds) > 1 else one}"
+    elif any(len(repeats) > 1 for repeats in grid.places.values()):
+        told[0] += ", mean ± sample standard deviation over folds where there are several"
+    if table.paper:
+        told[0] += ", the paper's figure in parentheses"
+    for block in _blocks(grid) if seeds else ():
+        counts = {int(n) for place in grid.places if place[0] == block for n in grid.values(found, place, "samples")}
+        if counts:
+            told.append(f"{_list(sorted(counts))} samples of {block}")
+    lines = [f"{'; '.join(told)}."]
+    if any(len(group.beyond) > 1 for group in groups(grid)):
+        lines.append(f"{BEYOND}: mean over all sizes above that of training.")
+    if grid.has_curves:
+        lines.append("Losses are of training, as means over the steps since the last one that was written.")
+    lines.append(f"{UNMEASURED}: not measured.")
+    if not seeds:
+        places = [(block, row, name) for block in _blocks(grid) for row in grid.rows for name in table.columns]
+        lines.append(f"Measured: {sum(grid.is_whole(found, place) for place in places)} of {len(places)}.")
+    text = " ".join(lines)
+    return text[0].upper() + text[1:]
+
+
+def _list(things: Sequence[object]) -> str:
+    words = list(map(str, things))
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def comparison(grid: Grid, found: Results) -> list[str]:
+    """The tests of [compare], on the paper's figures and on ours as far as there are any."""
+    if not grid.table.compare:
+        return []
+    rows, columns = grid.table.compare["rows"], grid.table.compare["columns"]
+    ours = [[v for c in columns for v in grid.values(found, ("", row, c))] for row in rows]
+    theirs = [[v for c in columns if (v := grid.table.published(row, c)) is not None] for row in rows]
+    names = (label(rows[0]), label(rows[1]))
+    return [
+        f"{whose}, over {', '.join(columns)}:\n\n{significance.table(a, b, names)}"
+        for whose, (a, b) in (("Paper", theirs), ("Ours", ours))
+        if len(a) == len(b) == len(columns)
+    ]
+
+
+def reading(grid: Grid, found: Results) -> list[str]:
+    """Which row is chosen, if the table asks that. For each block and group of a study: what holds up best beyond the
+    trained size, by how much, how surely."""
+    lines, seeds, choose = [], len(grid.table.seeds), grid.table.choose
+    for block in _blocks(grid) if choose else ():
+        means = {row: statistics.fmean(v) for row in grid.rows if (v := grid.values(found, (block, row, choose)))}
+        metric = grid.metric((block, grid.rows[0], choose))
+        if means and metric is not None:
+            best = (max if metric.higher_is_better else min)(means, key=lambda row: means[row])
+            lines.append(f"- Best by {choose}, of {len(means)} of {len(grid.rows)} rows: {best}.")
+    for block in _blocks(grid) if seeds > 1 else ():
+        for group in groups(grid):
+            values = {row: grid.beyond(found, block, row, group.beyond) for row in grid.rows}
+            whole = [row for row in grid.rows if len(values[row]) == seeds]
+            if len(whole) < 2 or len(group.beyond) < 2:
+                continue
+            metric = grid.metric((block, whole[0], group.beyond[0]))
+            sign = -1 if metric is None or metric.higher_is_better else 1
+            first, second = sorted(whole, key=lambda row: sign * statistics.fmean(values[row]))[:2]
+            gap = abs(statistics.fmean(values[first]) - statistics.fmean(values[second]))
+            error = math.sqrt(sum(statistics.variance(values[row]) / seeds for row in (first, second)))
+            told = [f"{label(row)} {spread(values[row], seeds)}" for row in (first, second)]
+            among = "" if len(whole) == len(grid.rows) else f", among the {len(whole)} of {len(grid.rows)} whole rows,"
+            lines.append(
+                f"- {block}, {group.told}: best beyond the trained size{among} is {told[0]}, "
+                f"next {told[1]}; the gap is {gap:.1f} points, with a standard error of {error:.1f}."
+            )
+    return ["\n".join(lines)] if lines else []
+
+
+def as_rows(grid: Grid, found: Results) -> bytes:
+    """A line per place: mean, spread and number of repeats, and the paper's figure."""
+    lines = []
+    for block in _blocks(grid):
+        for row in grid.rows:
+            for column in grid.table.columns:
+                place = (block, row, column)
+                values, metric = grid.values(found, place), grid.metric(place)
+                mean = statistics.fmean(values) if values else ""
+                deviation = statistics.stdev(values) if len(values) > 1 else ""
+                name, unit = ("", "") if metric is None else (metric.name, metric.unit)
+                told = [name, unit, mean, deviation, len(values), grid.table.published(row, column)]
+                lines.append([block, row, column, *told])
+    return as_csv(("block", "row", "column", "metric", "unit", "mean", "std", "repeats", "paper"), lines)
+
+
+def write(grid: Grid, found: Results, text: Path, numbers: Path, plot: Path, title: str = "") -> list[Path]:
+    """The table as Markdown and CSV, and plots: values by size for each block and group, and losses by step.
+
+    plot: the file of a grid without blocks; a block has its own, named after it, in the same folder."""
+    paths = [text, numbers]
+    checkpoint.write(text, f"{markdown(grid, found)}\n".encode())
+    checkpoint.write(numbers, as_rows(grid, found))
+    for block in _blocks(grid):
+        for group in groups(grid):
+            path = plot.with_name(f"{block}{group.suffix}.png") if block else plot
+            paths += curves(grid, found, block, group, path, title)
+        if grid.has_curves:
+            paths += _losses(grid, found, block, plot.with_name(f"{block}-loss.png"))
+    return paths
+
+
+def curves(grid: Grid, found: Results, block: str, group: Group, path: Path, title: str = "") -> list[Path]:
+    """Values by size, if the columns are two or more sizes and something was measured."""
+    columns = {name: c for name, c in group.columns.items() if c.size}
+    lines, counts = [], set()
+    for row in grid.rows:
+        values = [grid.values(found, (block, row, name)) for name in columns]
+        means = [statistics.fmean(v) if v else None for v in values]
+        spreads = [statistics.stdev(v) if len(v) > 1 else None for v in values]
+        counts |= {len(v) for v in values}
+        lines.append(_line(grid, row, means, spreads))
+    if len(columns) < 2 or len(columns) < len(grid.table.columns) * (not block) or not counts - {0}:
+        return []
+    metric = next(repeats[0].metric for (b, _, c), repeats in grid.places.items() if b == block and c in columns)
+    if block:
+        title = f"{block}, {group.told}: mean and spread of {_seeds(grid, counts)}"
+    sizes, trained = [c.size or 0 for c in columns.values()], grid.trained(block)
+    plots.curves(path, sizes, lines, trained=trained, title=title or table_title(grid), metric=metric)
+    return [path]
+
+
+def _seeds(grid: Grid, counts: set[int]) -> str:
+    """How many seeds there are of those that the table wants. counts: of its numbers; 0 where there is none."""
+    there, wanted = sorted(counts - {0}), len(grid.table.seeds)
+    if there == [wanted]:
+        return f"{wanted} seeds"
+    return f"{' to '.join(map(str, dict.fromkeys((there[0], there[-1]))))} of {wanted} seeds"
+
+
+def _line(grid: Grid, row: str, values: Sequence[float | None], spreads: Sequence[float | None] = ()) -> plots.Line:
+    """The curve of a row, in the colour of its encoding if it is named after one."""
+    encoding = grid.encodings.get(row) or grid.table.rows[row].changes.get("model.encoding", "")
+    own = row in LOOKS or row in grid.encodings
+    ink = "" if own else INKS[list(grid.table.rows).index(row) % len(INKS)]
+    dashed = grid.table.rows[row].dashed
+    return plots.Line(label(row), encoding, values, dashed=dashed, spread=spreads, colour=ink)
+
+
+def _losses(grid: Grid, found: Results, block: str, path: Path) -> list[Path]:
+    points: dict[str, dict[int, list[float]]] = {}  # row, step: losses of all repeats
+    names = {r.run.name: row for (b, row, _), repeats in grid.places.items() if b == block for r in repeats}
+    for (run, evaluation), metrics in found.by_evaluation.items():
+        step, row = evaluation.removeprefix("step="), names.get(run)
+        if row is not None and step.isdecimal() and TRAINING_LOSS.name in metrics:
+            points.setdefault(row, {}).setdefault(int(step), []).append(metrics[TRAINING_LOSS.name])
+    steps = sorted({step for some in points.values() for step in some})
+    if not steps:
+        return []
+    lines = [
+        _line(grid, row, [statistics.fmean(some[step]) if step in some else None for step in steps])
+        for row, some in points.items()
+    ]
+    counts = {len(losses) for some in points.values() for losses in some.values()}
+    plots.losses(path, steps, lines, title=f"{block}: mean training loss of {_seeds(grid, counts)}")
+    return [path]

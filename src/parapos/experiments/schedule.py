@@ -1,0 +1,143 @@
+"""The one scheduler of grids: trains and evaluates what is missing, in this process or in several of one thread each.
+
+For small models, many processes of one thread are faster than many threads in one. What a process prints goes to a log
+file; progress is read from the files that every run writes. A killed parent takes its processes along, which first save
+what they have: run the same command again to resume.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..malloc import keep_memory
+from ..training import fit, rows
+from .grid import FINISHED, Job
+from .store import Cells, ReportError, read
+
+POLL, SAY = 0.25, 10.0  # seconds
+SAVE = 30.0  # seconds that training has to save when the parent is gone
+TRAINING = 0.8  # share of training in the time of a run, to tell how far it is
+Tell = Callable[[str], object]
+
+
+def run_all(
+    jobs: Sequence[Job],
+    processes: int,
+    log: Path,
+    tell: Tell,
+    done: Callable[[Job], object],
+    batch: int | None = None,
+) -> None:
+    """Trains and evaluates runs. processes: 0 for this one. done: hears of every run that is finished, in this process.
+    batch: samples at a time in evaluations of this process, instead of as many as the recipe's batch has tokens."""
+    if not processes:
+        for job in jobs:
+            _do(job, tell, batch)
+            done(job)
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=begin, initargs=(str(log), os.getpid())) as pool:
+        try:
+            _follow({pool.submit(work, job): job for job in jobs}, log, tell, done)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # at Ctrl-C the processes get the signal too, and save
+            raise
+
+
+def _do(job: Job, tell: Tell, batch: int | None = None) -> None:
+    folder, wanted = job.run.folder, job.run.wanted
+    if (state := job.run.state()) != FINISHED:
+        tell(f"{folder}: {state}, training")
+        tell(fit.train(wanted, folder))
+    cells, headline = Cells(folder), job.run.metric()
+    for evaluation in job.evaluations:
+        is_kept = cells.get(evaluation) is not None
+        value = cells.measure(evaluation, batch, wanted.data.root).get(headline.name)
+        shown = "" if value is None else f": {headline.label} {value * headline.factor:.2f} {headline.unit}".rstrip()
+        tell(f"{job.run.label or job.run.name}, {evaluation.told}{shown}{' (kept)' if is_kept else ''}")
+
+
+def begin(log: str, parent: int) -> None:
+    """In a new process."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    keep_memory()
+    torch.set_num_threads(1)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)  # training saves, and the process may then wait for work for ever
+        time.sleep(SAVE)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def work(job: Job) -> str | None:
+    """Trains and evaluates a run. Gives what went wrong, in words, as not every exception survives the way back."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        return "nobody waits for it"
+    try:
+        _do(job, lambda line: print(line, file=sys.stderr))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def progress(job: Job) -> tuple[float, str]:
+    """How much of a run is done, from 0 to 1, and its last result in a few words."""
+    path, headline = job.run.folder / "metrics.csv", job.run.metric()
+    name = f"val_{headline.name}"
+    told = rows.read(path, whole=["epoch"], needed=["epoch"], numbers=[name], growing=True)
+    validated = [row for row in told if name in row]
+    share = max((row["epoch"] for row in validated), default=0) / job.run.wanted.optim.epochs
+    words = "" if not validated else f"validation {headline.label} {validated[-1][name] * headline.factor:.3g}"
+    tested = len(read(job.run.folder / "cells.csv"))
+    if tested:
+        words = f"{tested} of {len(job.evaluations)} evaluations"
+    return TRAINING * share + (1 - TRAINING) * min(1.0, tested / max(1, len(job.evaluations))), words
+
+
+def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callable[[Job], object]) -> None:
+    """Says how far they are and how long it may take, until all are done or one fails."""
+    shares = {future: progress(job)[0] for future, job in futures.items()}
+    begun, began, told = sum(shares.values()), time.monotonic(), time.monotonic()
+    left = dict(futures)
+    while left:
+        time.sleep(POLL)
+        ended = [future for future in left if future.done()]
+        for future in ended:
+            job = left.pop(future)
+            if (wrong := future.result()) is not None:
+                raise ReportError(f"{job.run.folder}: {wrong} (what it said is in {log})")
+            shares[future] = 1.0
+            done(job)
+        now = time.monotonic()
+        if not ended and now - told < SAY:
+            continue
+        told, parts = now, []
+        for future, job in left.items():
+            if future.running():
+                shares[future], words = progress(job)
+                parts.append(f"{job.run.label or job.run.name} {shares[future]:.0%} {words}".rstrip())
+        so_far = sum(shares.values())
+        rate = (so_far - begun) / (now - began)
+        time_left = str(timedelta(seconds=round((len(futures) - so_far) / rate))) if rate else "?"
+        whole = f"{len(futures) - len(left)} of {len(futures)} runs done, {so_far / len(futures):.0%}, left {time_left}"
+        tell(" | ".join([whole, *parts]))

@@ -1,0 +1,167 @@
+"""The paper's tables and studies over seeds as grids, with the paper's figure beside each of ours.
+
+What a table is stands in tables_spec.py. A run is the folder ROOT/RECIPE-ROW, with -foldN and -SEED after it if there
+are any, so tables share runs with one another and with `parapos train`. A study over seeds is kept as raw numbers,
+cells.csv and curves.csv; its tables, sentences and plots are made from these alone, here or where no run is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..text import nearest
+from ..training import fit, recipe
+from ..training.recipe import RecipeError
+from . import render, schedule, store
+from .grid import FINISHED, TRAINING_LOSS, UNBEGUN, Grid, Job, Place, Repeat, Results, Run, check_sizes
+from .store import ReportError, at_step
+from .tables_spec import Column, Row, Table, load, paper, shelf
+
+__all__ = [
+    "FINISHED", "UNBEGUN", "Column", "ReportError", "Row", "Run", "Table",
+    "load", "make", "paper", "read_raw", "resolve", "shelf", "with_others", "write", "write_raw",
+]  # fmt: skip
+
+
+def check_rows(table: Table, only: Sequence[str]) -> None:
+    for name in only:
+        if name not in table.rows:
+            known = list(table.rows)
+            raise ReportError(
+                f"--only: unknown row {name!r}, expected some of {', '.join(known)}{nearest(name, known)}"
+            )
+        if list(only).count(name) > 1:
+            raise ReportError(f"--only: expected each row once, got {name} twice")
+
+
+def check_changes(table: Table, changes: Mapping[str, str], only: Sequence[str] = ()) -> None:
+    """A change for all runs may not undo what makes a row, a column or a repeat."""
+    taken = {key for row, spec in table.rows.items() if not only or row in only for key in spec.changes}
+    if any(column.folds for column in table.columns.values()):
+        taken.add("data.options.fold")
+    if table.seeds:
+        taken.add("run.seed")
+    for key in sorted(taken & set(changes)):
+        raise ReportError(f"--{key}: expected nothing, the table {table.name} sets it run by run")
+
+
+def resolve(table: Table, root: Path, changes: Mapping[str, str], only: Sequence[str] = ()) -> Grid:
+    """The grid of a table. changes: for all runs; `data.root` goes to data sets that have one. only: some rows."""
+    check_rows(table, only)
+    check_changes(table, changes, only)
+    rooted = {block: bool(recipe.load(source).data.root) for block, source in table.blocks.items()}
+    if "data.root" in changes and rooted and not any(rooted.values()):
+        raise ReportError(f"data.root: expected nothing, no data set of the table {table.name} has a root")
+    runs: dict[Path, Run] = {}
+    places: dict[Place, tuple[Repeat, ...]] = {}
+    for row, spec in table.rows.items():
+        for block, base in (table.blocks or {"": table.recipe}).items():
+            for name, column in table.columns.items():
+                if (only and row not in only) or not column.measured or row in column.without:
+                    continue
+                source = spec.recipe or column.recipe or base
+                source = spec.instead.get(source, source)
+                both = {**spec.changes, **changes}
+                if not rooted.get(block, True):
+                    both.pop("data.root", None)
+                elif column.root and "data.root" in both:
+                    both["data.root"] = str(Path(both["data.root"]) / column.root)
+                repeats = []
+                for number, (end, repeat) in enumerate(_repeats(table, column)):
+                    folder = root / f"{Path(source).stem}-{row}{end}"
+                    if folder not in runs:
+                        own = {**both, **repeat}
+                        runs[folder] = Run(source, own, folder, recipe.load(source, own))
+                    run = runs[folder]
+                    if not number and not column.loss_at:
+                        check_sizes(f"{table.name}: {folder.name}", run.wanted, [column.size or 0])
+                    repeats.append(_repeat(table, run, row, name, column))
+                places[block, row, name] = tuple(repeats)
+    return Grid(table, places, only=tuple(only))
+
+
+def _repeats(table: Table, column: Column) -> list[tuple[str, dict[str, str]]]:
+    """The ends of folders' names and the changes of all repeats: folds and seeds."""
+    folds = [(f"-fold{fold}", {"data.options.fold": str(fold)}) for fold in column.folds] or [("", {})]
+    seeds = [(f"-{seed}", {"run.seed": str(seed)}) for seed in table.seeds] or [("", {})]
+    return [(one + other, {**a, **b}) for other, b in seeds for one, a in folds]
+
+
+def _repeat(table: Table, run: Run, row: str, name: str, column: Column) -> Repeat:
+    if column.loss_at:
+        return Repeat(run, at_step(column.loss_at), TRAINING_LOSS)
+    try:
+        return Repeat(run, column.evaluation(row, run.side), run.metric(column.metric))
+    except ReportError as error:
+        raise ReportError(f"{table.name}: columns.{name}.{error}") from None
+
+
+def with_others(grid: Grid, root: Path, changes: Mapping[str, str]) -> Grid:
+    """The grid with the rows that were not asked for. What the changes make impossible has no places."""
+    places = dict(grid.places)
+    for row in grid.table.rows:
+        if row not in grid.rows:
+            with contextlib.suppress(RecipeError, ReportError):
+                other = resolve(grid.table, root, changes, [row])
+                for run in other.runs:
+                    run.state()  # of another recipe, perhaps
+                places |= other.places
+    return replace(grid, places=places, only=())
+
+
+def make(
+    grid: Grid, processes: int, log: Path, tell: Callable[[str], object], after: Callable[[], object] = lambda: None
+) -> None:
+    """Trains what is not trained and evaluates what is not evaluated. after: called after every run."""
+    todo = [job for job in grid.jobs if not job.is_done()]
+    told = f" with {processes} processes" if processes and todo else ""
+    tell(f"{len(grid.jobs) - len(todo)} of {len(grid.jobs)} runs are there, {len(todo)} to do{told}")
+
+    def done(job: Job) -> None:
+        check_metrics(grid, job)
+        if fit.is_first():
+            after()
+
+    schedule.run_all(todo, processes, log, tell, done)
+
+
+def check_metrics(grid: Grid, job: Job) -> None:
+    """Whether the evaluations of a run have what its places show."""
+    known = store.Cells(job.run.folder)
+    for (_, row, column), repeats in grid.places.items():
+        for repeat in repeats:
+            if repeat.run is not job.run or isinstance(repeat.evaluation, str):
+                continue
+            metrics = known.get(repeat.evaluation)
+            if metrics is not None and store.value_of(metrics, repeat.metric.name) is None:
+                data = repeat.evaluation.data or job.run.wanted.data.name
+                told = f"expected {repeat.metric.name}, which {data} has not"
+                raise ReportError(f"{job.run.folder}: {row}, {column}: {told}, or not yet when it was evaluated")
+
+
+def write(grid: Grid, found: Results, out: Path) -> list[Path]:
+    """OUT.md, OUT.csv and a plot; of a study over seeds table.md, table.csv and plots in the folder OUT."""
+    base = out / "table" if grid.table.seeds else out
+    text, numbers, plot = (base.with_name(f"{base.name}{end}") for end in (".md", ".csv", ".png"))
+    return render.write(grid, found, text, numbers, plot)
+
+
+def write_raw(found: Results, out: Path) -> list[Path]:
+    """OUT/cells.csv and curves.csv: the evaluations, and what was told on the way to them."""
+    for name, of_curve in (("cells", False), ("curves", True)):
+        some = {key: value for key, value in found.scores.items() if key[1].startswith("step=") == of_curve}
+        store.write(out / f"{name}.csv", some)
+    return [out / "cells.csv", out / "curves.csv"]
+
+
+def read_raw(folder: Path) -> Results:
+    """What `write_raw` wrote."""
+    scores: store.Scores = {}
+    for path in (folder / "cells.csv", folder / "curves.csv"):
+        if not path.is_file():
+            raise ReportError(f"{path}: no such file; give --results DIR, or make the table without --from-cache")
+        scores |= store.read(path)
+    return Results(scores)

@@ -1,1 +1,0 @@
-"""Measurements and their presentation: precision, speed, what runs on this machine."""

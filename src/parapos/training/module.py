@@ -1,0 +1,193 @@
+"""The one LightningModule: a model and a task side by side, and what a checkpoint holds besides weights and optimizer.
+
+A task gives the loss of a part as a sum and a weight. The gradient of a step is that of all sums over all weights, of
+all parts and processes, so a step is the same however its batch is cut, also where the weight is only known once every
+part was looked at (boxes of the whole batch, say). Each part is therefore divided by the number of samples of the
+step, which is known before the first backward pass, and gradients are multiplied by samples / weight when they are
+complete, before they are clipped. Where the weight is the number of samples, that factor is 1 and nothing is done.
+Dividing by the samples first keeps gradients of half precision in range.
+
+B samples of a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from ..data.sampling import EvalBatches, Plan, step_seed
+from ..tasks import Evaluator, Task
+from .optim import Average, make_optimizer, make_schedule
+from .recipe import Recipe
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss is not a number any more. The message has the step, the samples and the last good checkpoint."""
+
+
+@dataclass
+class Progress:
+    """How far training is: all of a run's state that is neither weight nor optimizer."""
+
+    step: int = 0  # optimizer steps done
+    validated: int = 0  # epochs whose validation is done
+    loss_sum: float = 0.0  # of the steps since the last row of the metrics
+    loss_steps: int = 0
+    best: float = float("-inf")
+    best_step: int = 0
+    part_sums: dict[str, float] = field(default_factory=dict)  # as loss_sum, of the named parts of the loss
+
+
+class ScaledPositions:
+    """A model that multiplies its positions. Tasks call it as they call the model."""
+
+    def __init__(self, model: nn.Module, scale: float) -> None:
+        self.model, self.scale = model, scale
+        self.inputs: tuple[str, ...] = getattr(model, "inputs", ("image",))
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.model(*inputs, self.scale)
+
+
+class TrainingModule(LightningModule):
+    """A model in training or under evaluation, of a task that it never looks into."""
+
+    def __init__(self, model: nn.Module, task: Task, recipe: Recipe, position_scale: float = 1.0) -> None:
+        super().__init__()
+        self.model, self.task, self.recipe, self.progress = model, task, recipe, Progress()
+        self.position_scale = position_scale
+        self.plan: Plan | None = None
+        self.eval_batches: EvalBatches | None = None
+        self.average = Average(model, recipe.optim.ema) if recipe.optim.ema else None
+        self.keep_predictions = False
+        self.evaluator: Evaluator | None = None
+        self.results: dict[str, float] = {}
+        self._schedule: Callable[[int], dict[str, Any]] | None = None
+        self._sums: Tensor = torch.zeros(())  # of this step's parts: total, weight, named parts
+        self._bad: list[int] = []  # samples of this step whose loss is not finite
+
+    @property
+    def judged(self) -> Any:
+        """The model as an evaluation calls it."""
+        return self.model if self.position_scale == 1 else ScaledPositions(self.model, self.position_scale)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole training."""
+        assert self.plan is not None
+        return self.plan.steps * self.recipe.optim.epochs
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return make_optimizer(self.model, self.recipe.optim)
+
+    def on_train_batch_start(self, batch: dict[str, Any], batch_idx: int) -> None:
+        assert self.plan is not None
+        if batch_idx % self.plan.accumulate == 0:
+            self.begin_step()
+            self._schedule = self._schedule or make_schedule(self.recipe.optim, self.steps)
+            for group in self.trainer.optimizers[0].param_groups:
+                group.update(self._schedule(self.progress.step + 1))
+
+    def begin_step(self) -> None:
+        self._sums = torch.zeros(2 + len(self.task.parts), dtype=torch.float64, device=self.device)
+        self._bad = []
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        """The part's sum over the samples of the step, times what Lightning and the processes divide by."""
+        plan, step = self.plan, self.progress.step
+        assert plan is not None
+        part = plan.part_of(batch_idx)
+        torch.manual_seed(step_seed(plan.seed, step, part))
+        loss = self.task.loss(self.model, batch)
+        total = loss.total
+        if plan.keys(step, part):
+            found = [total.detach() if loss.by_sample is None else loss.by_sample.double().sum(), loss.weight]
+            found += [loss.parts[name].detach() for name in self.task.parts]
+            self._sums = self._sums + torch.stack([value.to(self._sums) for value in found])
+            finite = (total if loss.by_sample is None else loss.by_sample).detach().isfinite()
+            self._bad += batch["id"][~finite.expand(len(batch["id"]))].tolist()
+        else:
+            total = total * 0  # a stand-in, so that every process has something to do
+        return total / plan.size(step) * (plan.accumulate * plan.world)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients of all parts are there, but not clipped yet."""
+        assert self.plan is not None
+        if self.plan.world > 1:
+            torch.distributed.all_reduce(self._sums)
+        factor = self.plan.size(self.progress.step) / self._weight()
+        if factor != 1:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, factor)
+
+    def _weight(self) -> float:
+        return float(self._sums[1]) or 1.0
+
+    def finish_step(self, stop: int) -> tuple[float, int]:
+        """Counts a step. Gives its loss, and the largest of all processes' `stop`."""
+        assert self.plan is not None
+        if self.plan.world > 1:
+            most = torch.tensor(stop, device=self.device)
+            torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+            stop = int(most)
+        loss, *parts = (float(value) / self._weight() for value in (self._sums[0], *self._sums[2:]))
+        progress = self.progress
+        progress.step += 1
+        progress.loss_sum += loss
+        progress.loss_steps += 1
+        for name, value in zip(self.task.parts, parts, strict=True):
+            progress.part_sums[name] = progress.part_sums.get(name, 0.0) + value
+        if self.average is not None:
+            self.average.update(progress.step)
+        return loss, stop
+
+    def bad_samples(self) -> list[int]:
+        """Ids of the samples of the last step whose loss is not finite, from all processes."""
+        return [i for part in self._gather(self._bad) for i in part]
+
+    def _gather(self, value: Any) -> list[Any]:
+        """A value of each process, in the order of ranks."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return [value]
+        values: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+    def on_validation_epoch_start(self) -> None:
+        self.evaluator = self.task.evaluator(keep_predictions=self.keep_predictions)
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        assert self.eval_batches is not None
+        assert self.evaluator is not None
+        if self.eval_batches.real(batch_idx):
+            self.evaluator.update(self.judged, batch)
+        elif self.recipe.run.strategy == "fsdp":  # gathers weights from all processes, which must all take part
+            self.task.evaluator().update(self.judged, batch)
+
+    def on_validation_epoch_end(self) -> None:
+        assert self.evaluator is not None
+        self.evaluator.merge(self._gather(self.evaluator.state()))
+        self.results = self.evaluator.compute()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        assert self.plan is not None
+        del checkpoint["loops"]  # where training goes on follows from the step
+        checkpoint["global_step"] = self.progress.step
+        checkpoint["epoch"] = self.progress.step // self.plan.steps
+        checkpoint["parapos"] = {
+            "progress": asdict(self.progress),
+            "average": self.average.values if self.average is not None else None,
+            "recipe": self.recipe.dumps(),
+            "samples": self.plan.samples,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        known = checkpoint["parapos"]["progress"]
+        self.progress = Progress(**{name: known[name] for name in Progress.__dataclass_fields__ if name in known})
+        if self.average is not None:
+            self.average.values = dict(checkpoint["parapos"]["average"])

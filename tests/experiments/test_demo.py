@@ -1,0 +1,184 @@
+"""The demo: it runs, says what the numbers say, keeps to its time, and reads folders of images."""
+
+import inspect
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from parapos import cli
+from parapos.data import FormatError, layout
+from parapos.data.digits import Augment, Digits, _affine
+from parapos.data.sampling import Key
+from parapos.data.synthetic import pattern
+from parapos.experiments import demo, schedule
+from parapos.experiments.grid import Grid, Job, Repeat, Results, Run
+from parapos.experiments.store import COLUMNS, Evaluation
+from parapos.experiments.tables_spec import Column, Row, Table
+from parapos.training import fit, recipe
+
+
+def write_images(folder, classes=2, each=20, size=(48, 40)):
+    g = torch.Generator().manual_seed(0)
+    for label in range(classes):
+        (folder / f"class{label}").mkdir(parents=True)
+        for i in range(each):
+            image = v2.functional.to_pil_image(pattern(label, classes, size, g))
+            image.save(folder / f"class{label}" / f"{i}.png")
+    return folder
+
+
+def made(sizes=(32, 64, 128), **figures):
+    wanted = recipe.load("demo")
+    places, scores = {}, {}
+    for name, values in figures.items():
+        run = Run("demo", {}, Path(name), wanted)
+        for size, value in zip(sizes, values, strict=True):
+            places["", name, f"{size} px"] = (Repeat(run, Evaluation(size), run.metric()),)
+            scores[name, str(Evaluation(size)), ""] = {"top1": value / 100}
+    columns = {f"{size} px": Column(size=size) for size in sizes}
+    table = Table(name="made", title="made", rows={name: Row() for name in figures}, columns=columns)
+    return Grid(table, places, {name: name for name in figures}), Results(scores)
+
+
+def test_the_reading_follows_the_numbers():
+    ahead = demo.read(*made(pape=(99, 90, 40), rope=(98, 50, 20), alibi=(97, 60, 10)))
+    assert ahead == (
+        "Trained at 32 px: at 64 px (2x) pape gets 90.0% top-1, 30.0 points ahead of the next best, alibi with 60.0%; "
+        "at 128 px (4x) pape gets 40.0% top-1, 20.0 points ahead of the next best, rope with 20.0%."
+    )
+    behind = demo.read(*made(rope=(98, 95, 20), pape=(99, 90, 20)))
+    assert "pape gets 90.0% top-1, 5.0 points behind rope with 95.0%" in behind
+    assert "pape gets 20.0% top-1, level with rope with 20.0%" in behind
+    assert demo.read(*made(sincos=(99, 50, 10))).startswith("Trained at 32 px: at 64 px (2x) sincos gets 50.0% top-1;")
+
+
+def test_layout_of_a_folder(tmp_path, capsys):
+    source = write_images(tmp_path / "source", each=20)
+    (source / "class0" / "broken.png").write_bytes(b"no image")
+    root = layout.lay_out(source, tmp_path / "out", largest=28)
+    for name in ("class0", "class1"):
+        found = {split: len(list((root / split / name).iterdir())) for split in layout.SPLITS}
+        assert found["train"] in (14, 15)
+        assert sum(found.values()) == 20
+        assert found["test"] >= 3
+    assert "left out" in capsys.readouterr().err
+    sample = recipe.load("demo_images", {"data.root": str(root)}).dataset("test", size=28)[0]
+    assert sample["image"].shape == (3, 28, 28)
+    assert layout.lay_out(source, tmp_path / "out", largest=28) == root
+    assert layout.lay_out(root, tmp_path / "other", largest=28) == root  # it has train, val and test
+    assert not (tmp_path / "other").exists()
+    write_images(tmp_path / "few", each=3)
+    with pytest.raises(FormatError, match=r"10 or more images, class0 has 3"):
+        layout.lay_out(tmp_path / "few", tmp_path / "x", largest=28)
+    with pytest.raises(FormatError, match=r"no such folder"):
+        layout.lay_out(tmp_path / "none", tmp_path / "x", largest=28)
+    with pytest.raises(FormatError, match=r"take another --out"):
+        layout.lay_out(tmp_path / "few", tmp_path / "out", largest=28)
+
+
+def test_the_clock_decides_nothing(tmp_path, monkeypatch):
+    """Every run is what the recipe says, and no option or clock can shorten it."""
+    monkeypatch.setattr("time.monotonic", lambda: 1e9)
+    wanted = recipe.load("demo")
+    for run in demo.resolve(tmp_path, None, demo.ENCODINGS, quick=False).runs:
+        assert run.wanted.optim == wanted.optim
+    assert "seconds" not in inspect.signature(demo.run).parameters
+    assert cli.main(["demo", "--seconds", "1", "--out", str(tmp_path)]) == 2
+
+
+def test_progress_is_read_from_files_that_grow(tmp_path):
+    run = Run("demo", {}, tmp_path, recipe.load("demo", {"optim.epochs": "4"}))
+    job = Job(run, [Evaluation(32), Evaluation(64)])
+    assert schedule.progress(job) == (0.0, "")
+    (tmp_path / "metrics.csv").write_text("step,epoch,lr,train_loss,val_top1\n10,1,0.1,2.0,\n20,2,,,0.5\n30,2,0.1,1.")
+    assert schedule.progress(job) == (pytest.approx(0.4), "validation top-1 50")
+    (tmp_path / "cells.csv").write_text(f"{','.join(COLUMNS)}\nrun,{Evaluation(32)},top1,0.75,abc\n")
+    assert schedule.progress(job) == (pytest.approx(0.5), "1 of 2 evaluations")
+
+
+def test_a_failure_is_told_in_words(tmp_path):
+    (tmp_path / "file").touch()
+    told = schedule.work(Job(Run("demo", {}, tmp_path / "file", recipe.load("demo", demo.QUICK))))
+    assert "RecipeError" in told
+    assert "got a file" in told
+
+
+def test_digits_are_cut_out_within_the_picture():
+    augment = Augment(turn=0, shift=0, zoom=0, area=(0.15, 0.5))
+    for draws in ([0, 0, 0, 0, -1, -1, -1], [0, 0, 0, 0, -1, 1, 1], [0, 0, 0, 0, 1, 1, -1]):
+        theta = _affine(augment, draws)
+        corners = theta @ torch.tensor([[-1.0, 1.0, -1.0, 1.0], [-1.0, -1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
+        assert corners.abs().max() == pytest.approx(1)
+        side = (corners[0].max() - corners[0].min()) / 2
+        assert float(side) ** 2 == pytest.approx(0.15 if draws[4] == -1 else 0.5)
+    sample = Digits("train", augment=augment)[Key(0, 1)]["image"]
+    assert not torch.equal(sample, Digits("train", augment=Augment(turn=0, shift=0, zoom=0))[Key(0, 1)]["image"])
+    for bad in ((0, 1), (0.5, 0.2), (0.5, 1.5), (1,)):
+        with pytest.raises(ValueError, match="area must be two numbers"):
+            Augment(area=bad)
+
+
+def test_demo_of_a_folder(tmp_path, capsys, monkeypatch):
+    """The whole command with two processes; the second time there is nothing to do."""
+    source = write_images(tmp_path / "source", classes=3, each=10)
+    words = ["demo", "--data", str(source), "--quick", "--encodings", "pape,rope", "--out", str(tmp_path / "out")]
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    lines = [line for line in out.splitlines() if line.startswith("|")]
+    assert [line.split()[1] for line in lines[2:]] == ["PaPE", "RoPE"]
+    assert "32 px | 64 px" in lines[0]
+    assert "SMOKE TEST, NOT A RESULT (--quick). Trained at 32 px: at 64 px (2x) PaPE gets" in out
+    assert out.startswith("\nSMOKE TEST, NOT A RESULT (--quick): Small ViTs")
+    assert (tmp_path / "out/demo.md").read_text().startswith("SMOKE TEST, NOT A RESULT (--quick): ")
+    for name in ("extrapolation.png", "maps.png", "heads.png"):
+        assert (tmp_path / "out" / name).read_bytes()[1:4] == b"PNG"
+        assert f"wrote {tmp_path}/out/{name}" in err
+    assert "2 of 2 runs done, 100%" in err
+    assert fit.load_run(tmp_path / "out/runs/rope").data.name == "images"
+    assert "step 1/1" in (tmp_path / "out/log.txt").read_text()
+
+    monkeypatch.setattr(schedule, "work", None)
+    monkeypatch.setattr(fit, "train", None)
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == out
+
+    digits = [word for word in words if word not in ("--data", str(source))]
+    for other in (digits, [word for word in words if word != "--quick"]):
+        assert cli.main(other) == 2, "another demo in the same folder"
+        assert "holds a run of another recipe (" in capsys.readouterr().err
+
+
+def test_a_folder_need_not_be_text(tmp_path, capsys, monkeypatch):
+    """Of any bytes; a root that must be written into a recipe is refused."""
+
+    real = schedule.run_all
+    monkeypatch.setattr(schedule, "run_all", lambda jobs, processes, *more: real(jobs, 0, *more))
+    source = write_images(tmp_path / os.fsdecode(b"bad\xff"), each=10)
+    words = ["demo", "--quick", "--encodings", "none", "--out", str(tmp_path / "out")]
+    assert cli.main([*words, "--data", str(source)]) == 0
+    assert "bad\ufffd" in (tmp_path / "out" / "demo.md").read_text()
+    other = write_images(tmp_path / "other", each=10)
+    assert cli.main([*words, "--data", str(other)]) == 2
+    assert "made from " in capsys.readouterr().err
+    root = layout.lay_out(other, tmp_path / os.fsdecode(b"root\xff"), largest=28)
+    assert cli.main([*words[:-1], str(tmp_path / "new"), "--data", str(root)]) == 2
+    err = capsys.readouterr().err
+    assert "data.root: expected a path in UTF-8" in err
+    assert err.count("\n") == 1
+
+
+def test_errors_are_one_line(tmp_path, capsys):
+    for words, message in (
+        (f"--data {tmp_path}/none --out {tmp_path}/out", "no such folder"),
+        ("--encodings pape,fourier", "unknown 'fourier'"),
+        ("--encodings pape,rope,pape", "expected each once, got pape twice"),
+        ("--seconds 5", "unrecognized arguments: --seconds 5"),
+    ):
+        assert cli.main(["demo", *words.split()]) == 2
+        out, err = capsys.readouterr()
+        assert message in err
+        assert err.count("\n") == 1
+        assert out == ""

@@ -1,0 +1,60 @@
+"""docs/results/desk-forms.md tells the numbers of its raw files."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from statistics import fmean
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+PAGE = (RESULTS / "desk-forms.md").read_text(encoding="utf-8")
+LARGER = ("2x", "3x", "4x")
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with open(RESULTS / name, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_quantiles_and_limits() -> None:
+    decay = rows("desk-forms/decay.csv")
+    layers = {(row["run"], row["at"]): row for row in decay if row["what"] == "layer"}
+    runs = [f"desk_digits-{row}-30" for row in ("direct-no-floor", "direct-floor", "m-16")]
+    assert set(layers) == {(run, layer) for run in runs for layer in "123"}
+    for share in ("1%", "10%", "50%"):
+        for layer in "123":
+            told = " | ".join(layers[run, layer][share] for run in runs)
+            assert f"| {share} | {layer} | {told} |" in PAGE
+    limits = {(row["run"], float(row["at"])): row for row in decay if row["what"] == "limit"}
+    for (run, limit), row in limits.items():
+        if run == runs[0]:
+            assert f"| {limit or 'none'} | {row['1x']} | {row['2x']} | {row['4x']} |" in PAGE
+    row = limits[runs[2], 0.0]
+    assert f"| 16 parabolas, as trained | {row['1x']} | {row['2x']} | {row['4x']} |" in PAGE
+
+
+def test_the_script_saw_the_runs_of_the_table() -> None:
+    cells = {(row["row"], row["column"]): float(row["top1"]) for row in rows("desk-forms-choice/cells.csv")}
+    for row in rows("desk-forms/decay.csv"):
+        if row["what"] == "limit" and float(row["at"]) == 0:
+            name = row["run"].removeprefix("desk_digits-").removesuffix("-30")
+            for column in ("1x", "2x", "4x"):
+                assert abs(100 * cells[name, column] - float(row[column])) < 0.6, (name, column)  # one image of 178
+
+
+def test_the_choice_follows_the_rule() -> None:
+    cells = {(row["row"], row["column"]): 100 * float(row["top1"]) for row in rows("desk-forms-choice/cells.csv")}
+    figures: dict[str, tuple[float, float, float]] = {}
+    for name in ("direct-no-floor", "direct-floor"):
+        means = (fmean(cells[name, column + end] for column in LARGER) for end in ("", " interpolated"))
+        figures[name] = (cells[name, "1x"], *means)
+    told = {"bounded": "bounded:", "positive": "a positive diagonal", "fast-g": "W_g stored at"}
+    for row in rows("desk-forms-choice/variants.csv"):
+        means = (fmean(float(row[column + end]) for column in LARGER) for end in ("", " interpolated"))
+        figures[row["variant"]] = (float(row["1x"]), *means)
+        line = next(line for line in PAGE.splitlines() if line.startswith(f"| {told[row['variant']]}"))
+        assert line.endswith(" | " + " | ".join(f"{x:.1f}" for x in figures[row["variant"]]) + " |")
+    plain = figures["direct-no-floor"]
+    allowed = {n: f for n, f in figures.items() if f[0] >= plain[0] - 1 and f[2] >= plain[2] - 2}
+    assert max(allowed, key=lambda name: allowed[name][1]) == "direct-floor"
+    assert f"a gap of {figures['direct-floor'][1] - plain[1]:.0f} points" in PAGE
