@@ -90,9 +90,10 @@ def _features_of(term: Relative, dtype: torch.dtype) -> Exponents:
 
 def columns(term: Relative, q: Tensor, v: Tensor) -> Columns:
     """The columns of a term of degree two for such heads, made once for its positions."""
-    keys, features = term.key_positions, _features_of(term, q.dtype)
+    features = _features_of(term, q.dtype)
     more = head_width(q, v, len(features)) - q.shape[-1]
-    return term.r.once(("columns", features, more, q.dtype, keys), lambda: make_columns(term, features, more, q.dtype))
+    key = ("columns", term.exponents, features, more, q.dtype, term.keys)
+    return term.r.once(key, lambda: make_columns(term, features, more, q.dtype))
 
 
 def make_columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype) -> Columns:
@@ -300,7 +301,7 @@ class _Scores(NamedTuple):
         sizes = (c.shape[-1] * x.shape[1] * y.shape[1] for c, x, y in zip(*scores[3:6], strict=True))
         if not keep or torch.compiler.is_compiling() or not scores.shared or sum(sizes) * dtype.itemsize > BLOCK_BYTES:
             return scores
-        keys = [("basis", term.exponents, term.key_positions, dtype) for term in relative]
+        keys = [("basis", term.exponents, term.keys, dtype) for term in relative]
         return scores._replace(
             bases=[t.r.once(key, partial(t.basis, dtype)) for t, key in zip(relative, keys, strict=True)]
         )
