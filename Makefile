@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: install test lint bench demo clean
+.PHONY: install test test-full lint bench demo clean
 
 install: $(STAMP)
 
@@ -22,7 +22,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not full" $(ARGS)
+
+test-full: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) -m full $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/parapos bench attention --out benchmarks/attention
