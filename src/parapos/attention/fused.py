@@ -4,8 +4,8 @@ A term of degree two in D = r_j - r_i is a product of something of the query and
 
     sum_f c_if function_f(D) = psi_i . phi(r_j),   psi_i = c_i T(r_i),   phi = [r_u r_v for u <= v | r | 1],
 
-so heads that are a few columns wider add it for the price of their width: 6 columns for p = 2, 10 for p = 3. phi, T and a
-bound on their products are made once for a set of positions (`Columns`). Near the query large products cancel, which
+so heads that are a few columns wider add it for the price of their width: 6 for p = 2, 10 for p = 3. phi, T and a bound
+on their products are made once for a set of positions (`Columns`). Near the query large products cancel, which
 costs digits. So positions are centred and scaled, and half precision holds every number as two. Where the bound says
 that too many digits would be lost, scores are formed from D instead, in blocks of queries, as for all other terms.
 Attention is one operator with a backward pass of its own; exported programs hold standard operators instead.
@@ -45,8 +45,8 @@ from .terms import Relative, Table, Term
 BLOCK_BYTES = 8 * 2**20  # scores formed from D at one time; a handful of such blocks are alive
 PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head of one sample
 REACH_BITS = 6  # positions are scaled to |r| <= 2^6, so that float16 holds their products
-# The largest error of a logit that columns may bring, and the rounding of a product that it is estimated from: 24 bits in
-# float32 (their errors average out, which is worth two more), 17 and 22 where two numbers of half precision hold one.
+# The largest error of a logit that columns may bring, and the rounding of a product that it is estimated from: 24 bits
+# in float32 (errors average out, which is worth two more), 17 and 22 where two numbers of half precision hold one.
 ALLOWED = {torch.float32: 5e-4, torch.bfloat16: 2e-3, torch.float16: 5e-4}
 ROUNDING = {torch.float32: 2.0**-26, torch.bfloat16: 2.0**-17, torch.float16: 2.0**-22}
 
