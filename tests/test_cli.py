@@ -20,7 +20,7 @@ from parapos.commands import doctor
             ["--grid", "(default: 64)", "(default: init,3x)", "example: parapos doctor precision"],
         ),
         (["bench", "model"], ["--parabolas", "(default: 2,4,8,16,32,50,64)", "example: parapos bench model"]),
-        (["bench", "attention"], ["--quick", "--device", "(default: 150.0)", "example: parapos bench attention"]),
+        (["bench", "attention"], ["--quick", "--device", "(default: 300.0)", "example: parapos bench attention"]),
     ],
 )
 def test_help(command, shown, capsys):

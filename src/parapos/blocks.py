@@ -81,8 +81,8 @@ class Attention(nn.Module):
         q, k, terms = self.encoding(x, q, k, r, keys)
         if context is None and mask is not None and mask.ndim == 2 and not any(term.ignores_mask for term in terms):
             q = q.masked_fill(~mask[:, None, :, None], 0.0)  # what padding asks may be anything, NaN too
-        options = {"kernel": self.kernel, "strict": self.strict, "exact": self.exact}
-        out = attend(q, k, v, terms, mask, self.encoding.scale, **options)
+        scale = self.encoding.scale
+        out = attend(q, k, v, terms, mask, scale, kernel=self.kernel, strict=self.strict, exact=self.exact)
         assert isinstance(out, Tensor)
         return self.proj(out.transpose(1, 2).flatten(2))
 

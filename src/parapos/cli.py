@@ -16,6 +16,7 @@ from .commands.base import (
     UserError,
     command,
     describe,
+    guarded,
     image_size,
     integer,
     names,
@@ -49,7 +50,7 @@ def _bench_attention(args: argparse.Namespace) -> None:
         raise UserError("parapos bench attention: --device cuda: torch finds no CUDA device here")
     torch.set_num_threads(args.threads)
     if args.trained is not None:
-        _bench_trained(args)
+        guarded("bench attention", _bench_trained)(args)
         return
     results = bench_attention.run(device=args.device, seconds=args.seconds, quick=args.quick)
     print(bench_attention.markdown(results))
@@ -60,23 +61,13 @@ def _bench_attention(args: argparse.Namespace) -> None:
 
 
 def _bench_trained(args: argparse.Namespace) -> None:
-    import json
-
     from .bench import trained
 
     if args.device != "cpu":
         raise UserError("parapos bench attention: --trained measures on the CPU; leave --device out")
-    factors = trained.FACTORS[:1] if args.quick else trained.FACTORS
-    results = trained.run(args.trained, factors=factors, seconds=args.seconds)
+    results = trained.run(args.trained, seconds=args.seconds, quick=args.quick)
     print(trained.markdown(results))
-    try:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        paths = [args.out.with_name(args.out.name + end) for end in (".json", ".md")]
-        paths[0].write_text(json.dumps(results, indent=1) + "\n")
-        paths[1].write_text(trained.markdown(results) + "\n")
-        wrote(paths)
-    except OSError as error:
-        raise UserError(f"parapos bench attention: {describe(error)}") from None
+    wrote(trained.write(results, args.out))
 
 
 ALIASES = {"--devices": "--run.devices", "--strategy": "--run.strategy", "--num-nodes": "--run.nodes"}  # of train
@@ -214,7 +205,7 @@ def parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--quick", action="store_true", help="smallest size and two rounds: a smoke test, not a result")
     bench.add_argument(
-        "--trained", type=Path, metavar="RUN", help="measures with the numbers of this trained run, at 1x to 8x its size"
+        "--trained", type=Path, metavar="RUN", help="measure with the numbers of this trained run, at 1x to 8x its size"
     )
     bench.add_argument(
         "--out", type=Path, default=Path("bench-attention"), metavar="PATH", help="writes PATH.json, PATH.md, PATH.png"

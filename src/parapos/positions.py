@@ -141,7 +141,7 @@ class Positions:
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns, made at the first call with this key, and as fit for training as for inference.
 
-        What is compiled makes its own.
+        What is compiled makes its own. Neither the key nor what is made may hold these positions themselves.
         """
         if torch.compiler.is_compiling():
             return make()

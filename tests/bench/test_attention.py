@@ -66,7 +66,7 @@ def test_cases_compute_the_same_attention():
     q, k, v = torch.randn(3, 1, bench.HEADS, n, bench.HEAD_DIM)
     a, b = torch.rand(1, bench.HEADS, n, m), torch.randn(1, bench.HEADS, n, m)
     w_p = torch.rand(bench.HEADS, m, 2) - 0.5
-    r = bench.grid_positions(4, 4, cls=True)[None]
+    r = bench.Positions.of(bench.grid_positions(4, 4, cls=True))
     M, g = bench.forms.collapse(-a, b, w_p)
     want = bench.CASES["dense bias"](q, k, v, r, M, g)
     for case in ("parapos", "paper form"):
@@ -75,7 +75,7 @@ def test_cases_compute_the_same_attention():
 
 
 def test_exponent():
-    sizes = [197, 1025, 4097]
+    sizes = [grid**2 + 1 for grid in bench.GRIDS]
     assert bench.exponent(sizes, [3e4 * n**1.5 for n in sizes]) == pytest.approx(1.5)
     memory = [
         {"case": bench.PLAIN, "dtype": "fp32", "mode": "forward", "tokens": n, "bytes": 7 * n**2 if n > 200 else 7 * n}

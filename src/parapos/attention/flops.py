@@ -1,7 +1,7 @@
 """FLOP formulas of the attention operators, so that PyTorch's FlopCounterMode counts it: two for each multiply-add.
 
-Importing this module is what registers them; parapos itself does not, because the counter loads much else. What is
-counted is what runs when no key is skipped: the products with queries, keys and values, and the terms.
+Importing this module registers them; parapos itself does not, because the counter loads much else. Counted are the
+products with queries, keys and values, and the terms.
 """
 
 from __future__ import annotations

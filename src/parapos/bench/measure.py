@@ -135,13 +135,15 @@ def commit() -> str | None:
 
 
 def write(
-    results: dict[str, Any], markdown: str, plot: Callable[[dict[str, Any], Path], None], prefix: Path
+    results: dict[str, Any], markdown: str, plot: Callable[[dict[str, Any], Path], None] | None, prefix: Path
 ) -> list[Path]:
-    """PREFIX.json, PREFIX.md and, with matplotlib, PREFIX.png. Returns what was written."""
+    """PREFIX.json, PREFIX.md and, if there is a plot and matplotlib, PREFIX.png. Returns what was written."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     paths = [prefix.with_name(prefix.name + end) for end in (".json", ".md", ".png")]
     paths[0].write_text(json.dumps(results, indent=1) + "\n")
     paths[1].write_text(markdown + "\n")
+    if plot is None:
+        return paths[:2]
     try:
         plot(results, paths[2])
     except ModuleNotFoundError as error:

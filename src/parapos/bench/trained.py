@@ -1,8 +1,8 @@
 """Time of attention with a trained run's own numbers, as ratios to plain attention on the same q, k and v.
 
-A trained model has steeper forms than a new one, and attention picks its method by the numbers. The run's model looks at
-one test sample at several times its size. What each layer hands to attention is kept, heads are repeated to 12 and filled
-up with zeros to size 64, as in `bench.attention`, and all layers together are timed in turn with plain attention.
+A trained model has steeper forms than a new one, and attention picks its method by the numbers. The run's model looks
+at one test sample at several times its size. What each layer hands to attention is kept, heads are repeated to 12 and
+padded with zeros to size 64, as in `bench.attention`, and all layers together are timed in turn with plain attention.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from .. import text
 from ..attention import Term, attend
 from ..blocks import Attention
 from ..training import checkpoint, fit
+from ..training.recipe import RecipeError
 from . import measure
-from .attention import HEAD_DIM, HEADS, MODES
+from .attention import HEAD_DIM, HEADS, MODES, SECONDS
 
 FACTORS = (1, 2, 4, 8)
-ROUNDS = (5, 60)
+ROUNDS = (5, 60)  # least and most per setting
 Layer = tuple[Tensor, Tensor, Tensor, list[Term], float]  # q, k, v, terms, scale
 
 
@@ -79,6 +80,11 @@ def _parapos(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], scale: floa
 CASES: dict[str, Callable[..., Tensor]] = {"plain SDPA": _plain, "parapos": _parapos}
 
 
+def _leaves(term: Term) -> dict[str, Tensor]:
+    """What a term learns, as new leaves by name."""
+    return {name: x.detach().requires_grad_() for name, x in term.tensors().items() if name in term.learned}
+
+
 def _call(case: str, kept: Sequence[Layer], mode: str) -> Callable[[], object]:
     """Runs all layers, with their gradients if the mode says so."""
 
@@ -91,26 +97,32 @@ def _call(case: str, kept: Sequence[Layer], mode: str) -> Callable[[], object]:
         for q, k, v, terms, scale in kept:
             leaves = [x.detach().requires_grad_() for x in (q, k, v)]
             if case == "parapos":
-                tensors = [{n: x.detach().requires_grad_() for n, x in t.tensors().items() if n in t.learned} for t in terms]
-                terms = [replace(t, **found) for t, found in zip(terms, tensors, strict=True)]  # type: ignore[type-var]
-                leaves += [x for found in tensors for x in found.values()]
+                learned = [_leaves(term) for term in terms]
+                terms = [replace(t, **new) for t, new in zip(terms, learned, strict=True)]  # type: ignore[type-var]
+                leaves += [x for new in learned for x in new.values()]
             out = CASES[case](*leaves[:3], terms, scale)
             torch.autograd.grad(out, leaves, torch.ones_like(out))
 
     return forward if mode == MODES[0] else training
 
 
-def run(folder: Path, *, factors: Sequence[int] = FACTORS, seconds: float = 120.0) -> dict[str, Any]:
-    """Ratios for a run at several times the size of its data, each measured for about an equal share of `seconds`."""
+def run(folder: Path, *, seconds: float = SECONDS, quick: bool = False) -> dict[str, Any]:
+    """Ratios for a run at several times the size of its data, each measured for about an equal share of `seconds`.
+
+    quick: the size of training alone and two rounds. Progress goes to stderr. Returns what `write` stores.
+    """
+    factors, rounds = (FACTORS[:1], (2, 2)) if quick else (FACTORS, ROUNDS)
     recipe = fit.load_run(folder)
+    if not recipe.data.size:
+        raise RecipeError(f"{folder}: dataset {recipe.data.name} has no size that could grow; take a run on images")
     model, _ = checkpoint.load_weights(folder / "weights.safetensors")
     rows = []
     settings = [(factor, mode) for factor in factors for mode in MODES]
     start = time.perf_counter()
     for index, (factor, mode) in enumerate(settings):
         size = recipe.data.size
-        size = [side * factor for side in size] if isinstance(size, list | tuple) else size * factor
-        sample = recipe.dataset("test", size=size)[0]
+        larger = size * factor if isinstance(size, int) else (size[0] * factor, size[1] * factor)
+        sample = recipe.dataset("test", size=larger)[0]
         inputs = [torch.as_tensor(sample[name])[None] for name in model.inputs]  # type: ignore[union-attr]
         kept = layers(model, inputs)
         calls = {case: _call(case, kept, mode) for case in CASES}
@@ -119,8 +131,8 @@ def run(folder: Path, *, factors: Sequence[int] = FACTORS, seconds: float = 120.
             call()
         share = (seconds - (time.perf_counter() - start)) / (len(settings) - index)
         begin = time.perf_counter()
-        for done in range(ROUNDS[1]):
-            if done >= ROUNDS[0] and time.perf_counter() - begin > share:
+        for done in range(rounds[1]):
+            if done >= rounds[0] and time.perf_counter() - begin > share:
                 break
             for case in list(calls)[:: 1 if done % 2 else -1]:
                 times[case].append(measure.timed(calls[case], "cpu"))
@@ -149,3 +161,8 @@ def markdown(results: dict[str, Any]) -> str:
     ]
     head = f"All layers of a trained {results['encoding']} model, as {HEADS} heads of {HEAD_DIM}, on {where}."
     return f"{head}\n\n" + text.table(["size", "tokens", "mode", "plain SDPA", "parapos"], cells, left=0)
+
+
+def write(results: dict[str, Any], prefix: Path) -> list[Path]:
+    """PREFIX.json and PREFIX.md. Returns what was written."""
+    return measure.write(results, markdown(results), None, prefix)

@@ -13,7 +13,7 @@ from torch import nn
 from ..blocks import Attention
 from ..data import clips
 from ..data.counts import published
-from ..models import EventViT, ViT, ViViT
+from ..models import EventViT, ViViT
 from ..text import table as as_text
 from ..training.recipe import Recipe
 from .grid import FINISHED, Grid
@@ -21,7 +21,6 @@ from .store import ReportError
 
 TFLOPS = 150.0  # sustained: about half of the peak of a recent GPU in 16 bits
 EVENT_TOKENS = 1000
-CLASSES = 1000
 
 
 def samples(wanted: Recipe, split: str, data: str = "") -> int:
@@ -40,10 +39,12 @@ def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
     if isinstance(model, ViViT):
         options = wanted.data.options
         return clips.TUBELETS * (options["height"] // model.patch) * (options["width"] // model.patch) + extra
-    if isinstance(model, ViT):
-        height, width = (size, size) if size else wanted.data.sides
-        return (height // model.patch) * (width // model.patch) + extra
-    raise ReportError(f"expected a model whose tokens can be counted, got {type(model).__name__}")
+    height, width = (size, size) if size else wanted.data.sides
+    patch = getattr(model, "patch", 0)
+    if not patch or not height:
+        told = "expected a model with a `patch` size on data with a size, so that its tokens can be counted"
+        raise ReportError(f"{told}, got {type(model).__name__}; the table can be made without --dry-run")
+    return (height // patch) * (width // patch) + extra
 
 
 def gflop(model: nn.Module, count: int) -> float:
@@ -60,7 +61,7 @@ def estimate(grid: Grid, tflops: float = TFLOPS) -> str:
     for job in grid.jobs:
         run, state = job.run, job.run.state()
         with torch.device("meta"):
-            model = run.wanted.model.build({"num_classes": CLASSES})
+            model = run.wanted.model.build(run.wanted.task_class.outputs(None))
         each = gflop(model, tokens(model, run.wanted))
         left = 0.0 if state == FINISHED else 1.0
         if state.startswith("step "):

@@ -1,6 +1,6 @@
 """The figures of the paper that need no trained model: sums of parabolas, published curves and bars, two biases.
 
-Published numbers are those of paper.toml; what runs gave stands in the tables.
+Published numbers are those of recipes/published/tables.toml; what runs gave stands in the tables.
 """
 
 from __future__ import annotations

@@ -75,12 +75,16 @@ def write(grid: Grid, found: Results, out: Path) -> list[Path]:
 
 def adopt(weights: Path, source: str, folder: Path, changes: dict[str, str]) -> Path:
     """Makes a run of a weights file alone: the recipe says how data are read, the file what the model is."""
+    plugins = recipe.load(source).plugins  # read first: the model may come from them
     about = checkpoint.load_weights(weights)[1]
     for key in changes:
         if not key.startswith(("data.", "run.")) or (key == "data.size" and "size" in about):
             raise ReportError(f"--{key}: expected nothing, {weights} says what the model is and was trained at")
     wanted = recipe.load(source, changes)
-    values: dict[str, Any] = {name: dict(vars(getattr(wanted, name))) for name in ("data", "augment", "optim", "run")}
+    values: dict[str, Any] = {
+        name: dict(vars(getattr(wanted, name))) for name in ("data", "task", "augment", "optim", "run")
+    }
+    values["plugins"] = plugins
     values["optim"]["betas"] = list(values["optim"]["betas"])
     values["data"]["size"] = about.get("size", wanted.data.size)
     values["model"] = {"name": about["model"], "encoding": about["encoding"], "options": about["options"]}

@@ -1,11 +1,11 @@
 """What a table is: a TOML file, read into typed dataclasses and checked key by key.
 
-The keys are `title`, `recipe`, `paper` (a section of paper.toml), [rows] with what each changes in the recipe, and
-[columns] with what each evaluates: size, data, interpolate (true, or the rows for which it is), recipe if another one,
-split, metric if not the headline of the task ("ap_*" is the first that fits), measured = false for figures that only
-the paper has, folds (then a cell is the mean over runs of these), root (a folder within --data.root). [compare] names
-two rows, and columns whose figures are tested for a difference; `choose` is the column by which a row is best. [bench]
-has the options of a table that trains nothing.
+The keys are `title`, `recipe`, `paper` (a section of recipes/published/tables.toml), [rows] with what each changes in
+the recipe, and [columns] with what each evaluates: size, data, interpolate (true, or the rows for which it is), recipe
+if another one, split, metric if not the headline of the task ("ap_*" is the first that fits), measured = false for
+figures that only the paper has, folds (then a cell is the mean over runs of these), root (a folder within --data.root).
+[compare] names two rows, and columns whose figures are tested for a difference; `choose` is the column by which a row
+is best. [bench] has the options of a table that trains nothing.
 `seeds` and [blocks] make a study: the same grid for every seed and each data set, told as mean and spread; `minutes` is
 what a run takes, and a column may be `loss_at` a step of training.
 """
@@ -23,6 +23,7 @@ from typing import Any
 
 from ..data import DATASETS
 from ..text import nearest
+from ..training import recipe
 from .store import Evaluation, ReportError
 
 SPLITS = ("train", "val", "test")
@@ -96,7 +97,8 @@ class Table:
 @cache
 def paper() -> dict[str, Any]:
     """The published figures, by section: names of columns, and a list per row."""
-    return tomllib.loads((resources.files(__package__) / "paper.toml").read_text(encoding="utf-8"))
+    file = resources.files("parapos") / "recipes" / "published" / "tables.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def shelf() -> dict[str, Path]:
@@ -173,7 +175,7 @@ ROW: dict[str, Kind] = {"recipe": TEXT, "instead": _table(TEXT, "recipes")}
 CHANGE: Kind = (lambda x: isinstance(x, (str, bool, int, float, list))), "a value of the recipe"
 COLUMN: dict[str, Kind] = {
     "size": SIZE,
-    "data": _one(("", *DATASETS)),
+    "data": TEXT,
     "interpolate": ((lambda x: FLAG[0](x) or TEXTS[0](x)), "true, false or a list of different rows"),
     "recipe": TEXT,
     "split": _one(SPLITS),
@@ -223,6 +225,10 @@ def _make(path: Path, values: dict[str, Any]) -> Table:
     for name, column in values.pop("columns", {}).items():
         _known(path, f"columns.{name}.", column, list(Column.__dataclass_fields__))
         _check(path, f"columns.{name}.", column, COLUMN)
+        if column.get("data", "") not in ("", *DATASETS):
+            for source in filter(None, [values.get("recipe"), *values.get("blocks", {}).values()]):
+                recipe.load(source)  # its plug-ins may bring the data set
+        _check(path, f"columns.{name}.", column, {"data": _one(("", *DATASETS))})
         for key in ("interpolate", "without"):
             some = column.get(key, [])
             _known(path, f"columns.{name}.{key}: ", dict.fromkeys(some if isinstance(some, list) else ()), list(rows))
