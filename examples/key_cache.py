@@ -1,7 +1,7 @@
 """Queries that come one by one, against keys that are kept: causal attention with PaPE, step by step.
 
-A query is one token, the keys are all tokens so far, so queries and keys are different sets. The result equals attention
-over the whole sequence with a causal mask.
+A query is one token and the keys are all tokens so far, so queries and keys are different sets. The result equals
+attention over the whole sequence with a causal mask.
 """
 
 import torch

@@ -58,3 +58,32 @@ def test_the_choice_follows_the_rule() -> None:
     allowed = {n: f for n, f in figures.items() if f[0] >= plain[0] - 1 and f[2] >= plain[2] - 2}
     assert max(allowed, key=lambda name: allowed[name][1]) == "direct-floor"
     assert f"a gap of {figures['direct-floor'][1] - plain[1]:.0f} points" in PAGE
+
+
+def test_what_the_page_says_of_test_images() -> None:
+    cells = rows("desk-forms/cells.csv")
+    told = " ".join(PAGE.split())
+
+    def gap(one: str, other: str, data: str, *, interpolated: bool) -> str:
+        means = []
+        for name in (one, other):
+            some = [x for x in cells if (x["row"], x["data"]) == (name, data) and int(x["size"]) > 32]
+            means.append(fmean(100 * float(x["top1"]) for x in some if (x["position_scale"] != "1.0") == interpolated))
+        return f"{abs(means[0] - means[1]):.1f}"
+
+    for sentence, other, interpolated in (
+        ("gains {} points on digits and {} on Fashion-MNIST over", "direct-no-floor", False),
+        ("is then {} and {} points above 16 parabolas", "m-16", False),
+        ("Interpolated, it gains {} and {} points", "direct-no-floor", True),
+        ("is {} points above 16 parabolas on digits and {} below them on Fashion-MNIST", "m-16", True),
+    ):
+        figures = [gap("direct", other, data, interpolated=interpolated) for data in ("digits", "fashion_mnist")]
+        assert sentence.format(*figures) in told
+
+
+def test_sixteen_parabolas_are_those_of_the_desk_study() -> None:
+    keys = ("data", "seed", "column", "loss", "top1")
+    desk = {tuple(x[key] for key in keys) for x in rows("desk/cells.csv") if x["row"] == "pape"}
+    ours = {tuple(x[key] for key in keys) for x in rows("desk-forms/cells.csv") if x["row"] == "m-16"}
+    assert ours
+    assert ours <= desk

@@ -5,7 +5,7 @@ Run it: python -m tools.support
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -15,12 +15,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from parapos.attention import KERNELS, Distance, Polynomial, Quadratic, Table, Term
-from parapos.attention.select import Call
+from parapos.attention import KERNELS, Call, Distance, Polynomial, Quadratic, Table, Term
+from parapos.positions import Positions
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DEVICES = ("cpu", "cuda")
-TERMS = ("none", "Quadratic", "Polynomial", "Distance", "Table")
 DIRECTIONS = ("forward", "backward")
 
 
@@ -37,29 +36,40 @@ def cells() -> Iterator[Cell]:
     return (Cell(*values) for values in product(KERNELS, TERMS, DEVICES, DTYPES, DIRECTIONS))
 
 
+Make = Callable[..., Tensor]  # of a shape: numbers that may be learned, or are fixed with learned=False
+
+
+def _quadratic(make: Make, r: Positions, n: int) -> Term:
+    root = make(1, 2, n, 2, 2, learned=False)
+    form = (-root @ root.mT).requires_grad_(make(1).requires_grad)
+    return Quadratic(form, make(1, 2, n, 2), r)
+
+
+# A small term of each kind: two heads, n tokens in two dimensions.
+EXAMPLES: dict[type[Term], Callable[[Make, Positions, int], Term]] = {
+    Quadratic: _quadratic,
+    Polynomial: lambda make, r, n: Polynomial(make(1, 2, n, 5), r),
+    Distance: lambda make, r, n: Distance(make(2), r),
+    Table: lambda make, r, n: Table(make(1, 2, n, n, learned=False)),
+}
+TERMS = {"none": None} | {kind.__name__: kind for kind in EXAMPLES}
+
+
 def probe(cell: Cell, n: int = 17) -> Call:
     """A small call of this kind, with gradients of everything it can have one of but Table.bias, if backward."""
     grad = cell.direction == "backward"
+    wide = torch.promote_types(cell.dtype, torch.float32)
 
-    def tensor(*shape: int, dtype: torch.dtype = cell.dtype, learned: bool = True) -> Tensor:
+    def make(*shape: int, dtype: torch.dtype = wide, learned: bool = True) -> Tensor:
         generator = torch.Generator().manual_seed(len(shape))
         x = torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
         return x.to(cell.device).requires_grad_(grad and learned)
 
-    wide = torch.promote_types(cell.dtype, torch.float32)
-    r = tensor(1, n, 2, dtype=torch.float32, learned=False)
-    term: Term | None = None
-    if cell.term == "Quadratic":
-        root = tensor(1, 2, n, 2, 2, dtype=wide, learned=False)
-        term = Quadratic((-root @ root.mT).requires_grad_(grad), tensor(1, 2, n, 2, dtype=wide), r)
-    elif cell.term == "Polynomial":
-        term = Polynomial(tensor(1, 2, n, 5, dtype=wide), r)
-    elif cell.term == "Distance":
-        term = Distance(tensor(2, dtype=wide), r)
-    elif cell.term == "Table":
-        term = Table(tensor(1, 2, n, n, dtype=wide, learned=False))
-    q, k, v = (tensor(1, 2, n, 16) for _ in range(3))
-    return Call(q, k, v, (term,) if term is not None else (), None)
+    r = Positions(make(1, n, 2, dtype=torch.float32, learned=False))
+    kind = TERMS[cell.term]
+    terms = () if kind is None else (EXAMPLES[kind](make, r, n),)
+    q, k, v = (make(1, 2, n, 16, dtype=cell.dtype) for _ in range(3))
+    return Call(q, k, v, terms, None, 0.25)
 
 
 @contextmanager

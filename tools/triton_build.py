@@ -1,8 +1,8 @@
 """What the Triton kernels become on NVIDIA GPUs: registers, spills and shared memory, compiled here without a GPU.
 
 Every pass is compiled ahead of time from the very arguments that a launch would bring, taken from tensors without data:
-q, k, v as views of one fused projection, 4097 tokens, a padding mask and tokens without a position where the term knows
-them. Registers and spills are read from the binary by the tool that Triton brings.
+q, k, v as views of one fused projection, 4097 tokens, a mask of keys or of keys for each query, and tokens without a
+position where the term knows them. Registers and spills are read from the binary by the tool that Triton brings.
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ from typing import Any
 import torch
 
 from parapos import text
-from parapos.attention import Distance, Quadratic, Table, Term, triton
+from parapos.attention import Call, Distance, Quadratic, Table, Term, triton
+from parapos.positions import Positions
 
 TARGETS = (80, 89, 90)
 PASSES = ("forward", "backward_query", "backward_key")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 SIZES = (64, 128)
-TERMS = ("PaPE p=2", "PaPE p=3", "PaPE p=4", "PaPE-RI p=2", "nD-ALiBi p=2", "table", "PaPE p=2 + table")
+MASK = " + mask"  # for each query; without it, keys are padded
+TERMS = (
+    *("PaPE p=2", "PaPE p=3", "PaPE p=4", "PaPE-RI p=2", "nD-ALiBi p=2", "table"),
+    *("PaPE p=2 + table", "PaPE p=3 + table", "PaPE p=4 + table", "PaPE p=2 + mask", "PaPE p=4 + mask"),
+)
 SHARED_MEMORY = 99 * 2**10  # bytes per block on sm_89, the smallest of the targets
 BATCH, HEADS, TOKENS = 2, 12, 4097
 
@@ -60,13 +65,14 @@ class Result:
 
 def term(name: str, device: str = "meta") -> list[Term]:
     """Score terms by their name in TERMS."""
+    name = name.removesuffix(MASK)
     if " + " in name:
         return [one for part in name.split(" + ") for one in term(part, device)]
     b, h, n = BATCH, HEADS, TOKENS
     if name == "table":
         return [Table(torch.empty(1, h, n, n, device=device))]
     p = int(name[-1])
-    r = torch.empty(1, n, p, device=device)
+    r = Positions(torch.empty(1, n, p, device=device))
     if name.startswith("nD-ALiBi"):
         return [Distance(torch.empty(h, device=device), r)]
     if name.startswith("PaPE-RI"):
@@ -74,11 +80,12 @@ def term(name: str, device: str = "meta") -> list[Term]:
     return [Quadratic(torch.empty(b, h, n, p, p, device=device), torch.empty(b, h, n, p, device=device), r)]
 
 
-def launches(dtype: torch.dtype, size: int, terms: Sequence[Term]) -> dict[str, dict[str, Any]]:
-    """The arguments of every pass of a training step."""
+def launches(dtype: torch.dtype, size: int, name: str) -> dict[str, dict[str, Any]]:
+    """The arguments of every pass of a training step with the terms of this name."""
     q, k, v = torch.empty(BATCH, TOKENS, 3, HEADS, size, dtype=dtype, device="meta").permute(2, 0, 3, 1, 4)
-    mask = torch.empty(BATCH, TOKENS, dtype=torch.bool, device="meta")
-    call = triton.Call.of(q, k, v, terms, mask, size**-0.5)
+    shape = (1, 1, TOKENS, TOKENS) if name.endswith(MASK) else (BATCH, 1, 1, TOKENS)
+    mask = torch.empty(shape, dtype=torch.bool, device="meta")
+    call = triton.Inputs.of(Call(q, k, v, tuple(term(name)), mask, size**-0.5))
     found: dict[str, dict[str, Any]] = {}
 
     def record(name: str, args: dict[str, Any], programs: int) -> None:
@@ -135,7 +142,7 @@ def compiled(name: str, args: dict[str, Any], target: int) -> Any:
 
 def build(what: Build) -> Result:
     """Compile one pass."""
-    args = launches(DTYPES[what.dtype], what.size, term(what.term))[what.name]
+    args = launches(DTYPES[what.dtype], what.size, what.term)[what.name]
     binary = compiled(what.name, args, what.target)
     registers, spilled = _usage(binary.asm["cubin"])
     tiles = triton.Tiles(args["BLOCK_I"], args["BLOCK_J"], args["num_warps"], args["num_stages"])

@@ -11,6 +11,7 @@ Positions are float32, float64 or integers, never half precision: bfloat16 canno
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -138,9 +139,15 @@ class Positions:
         return cls(r, unplaced=bool(partly.any()))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returns, made at the first call with this key."""
+        """What `make` returns, made at the first call with this key, and as fit for training as for inference.
+
+        What is compiled makes its own. Neither the key nor what is made may hold these positions themselves.
+        """
+        if torch.compiler.is_compiling():
+            return make()
         if key not in self._made:
-            self._made[key] = make()
+            with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+                self._made[key] = make()
         return self._made[key]
 
     def hide(self, visible: Tensor) -> Positions:

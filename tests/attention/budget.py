@@ -1,6 +1,6 @@
 """The error budget of kernels: that of `criterion`, with one exception for the fused kernel in float32.
 
-There, unless a call is exact, a row of weights may be off by 5e-4 in total variation, and a gradient by 5e-4 of its norm.
+There, unless a call is exact, a row of weights may be off by 5e-4 in total variation, a gradient by 5e-4 of its norm.
 B batch, H heads, n queries, N keys.
 """
 

@@ -1,4 +1,4 @@
-"""The error budget as numbers: a kernel may be off by twice what the reference in the same dtype is off by; gradients thrice.
+"""The error budget: a kernel may be off by twice what the reference in the same dtype is off by; gradients thrice.
 
 Distances are root mean squares; the largest single error may be twice its own allowance, because it is one number of
 many, and luck. Where the reference is exact by luck, one unit in the last place is allowed.

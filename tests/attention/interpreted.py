@@ -15,10 +15,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from parapos.attention import Distance, Quadratic, Table, Term, reference, triton
-from parapos.attention.select import _hide
+import parapos
+from parapos.attention import Distance, Quadratic, Table, Term, triton
+from parapos.positions import Positions
 
-from .budget import assert_within_budget
+from .criterion import assert_within_budget
 
 SMALL = triton.Tiles(64, 128, 4, 1)
 
@@ -29,59 +30,90 @@ def start() -> None:
     assert torch.zeros(1).new_empty(3).isnan().all()
 
 
+# What each kind of call learns or is given, from the generator `normal` and B, H, n, N, p.
+Normal = Callable[..., Tensor]
+Make = Callable[[Normal, int, int, int, int, int], dict[str, Tensor]]
+
+
+def _form(normal: Normal, b: int, h: int, n: int, p: int) -> Tensor:
+    root = normal(b, h, n, p, p)
+    return -0.05 * root @ root.mT
+
+
+TERMS: dict[str, Make] = {
+    "M": lambda normal, b, h, n, N, p: {"M": _form(normal, b, h, n, p)},
+    "g": lambda normal, b, h, n, N, p: {"g": 0.3 * normal(b, h, n, p)},
+    "M, g": lambda normal, b, h, n, N, p: {"M": _form(normal, b, h, n, p), "g": 0.3 * normal(b, h, n, p)},
+    "alpha": lambda normal, b, h, n, N, p: {"M": -0.1 * normal(b, h, n).abs()},
+    "alpha, g": lambda normal, b, h, n, N, p: {"M": -0.1 * normal(b, h, n).abs(), "g": 0.3 * normal(b, h, n, p)},
+    "slopes": lambda normal, b, h, n, N, p: {"slopes": normal(h).abs()},
+    "bias": lambda normal, b, h, n, N, p: {"bias": normal(1, h, n, N)},
+    "M, bias": lambda normal, b, h, n, N, p: {"M": _form(normal, b, h, n, p), "bias": normal(b, 1, n, N)},
+    "none": lambda normal, b, h, n, N, p: {},
+}
+SPECIAL = ("", "padding", "mask", "earlier", "unplaced", "shared", "far", "mean")
+
+
 @dataclass
 class TermCase:
-    """One call with one term, made from numbers of `dtype`, able to run in float64 on the very same numbers."""
+    """One call with one term, made from numbers of `dtype`, able to run in float64 on the very same numbers.
+
+    keys: how many, if they are other tokens than the queries. special: padding hides keys from all queries; mask, keys
+    from each query of each head; earlier, all keys that do not come before a query, so the first sees none.
+    """
 
     term: str = "M, g"
     dtype: torch.dtype = torch.float32
     p: int = 2
     sizes: tuple[int, int] = (16, 16)
     n: int = 17
+    keys: int | None = None
     special: str = ""
     heads: int = 2
     tensors: dict[str, Tensor] = field(default_factory=dict)
     mask: Tensor | None = None
+    key_r: Tensor | None = None
 
     def __post_init__(self) -> None:
+        assert self.special in SPECIAL
         b, h, n, p = 2 if self.n < 100 and self.heads == 2 else 1, self.heads, self.n, self.p
+        count = n if self.keys is None else self.keys
         g = torch.Generator().manual_seed(0)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=g)
 
-        q, k, v = normal(b, h, n, self.sizes[0]), normal(b, h, n, self.sizes[0]), normal(b, h, n, self.sizes[1])
+        q, k, v = normal(b, h, n, self.sizes[0]), normal(b, h, count, self.sizes[0]), normal(b, h, count, self.sizes[1])
         v += 3.0 * (self.special == "mean")
-        root = normal(b, h, n, p, p)
-        self.tensors = {"q": q.to(self.dtype), "k": k.to(self.dtype), "v": v.to(self.dtype)} | {
-            "M": {"M": -0.05 * root @ root.mT},
-            "g": {"g": 0.3 * normal(b, h, n, p)},
-            "M, g": {"M": -0.05 * root @ root.mT, "g": 0.3 * normal(b, h, n, p)},
-            "alpha": {"M": -0.1 * normal(b, h, n).abs()},
-            "alpha, g": {"M": -0.1 * normal(b, h, n).abs(), "g": 0.3 * normal(b, h, n, p)},
-            "slopes": {"slopes": normal(h).abs()},
-            "bias": {"bias": normal(1, h, n, n)},
-            "M, bias": {"M": -0.05 * root @ root.mT, "bias": normal(b, 1, n, n)},
-            "none": {},
-        }[self.term]
-        self.r = torch.randint(1, 9, (1 if self.special == "shared" else b, n, p), generator=g).float()
-        if self.special == "unplaced":
-            self.r[:, :: max(3, n // 3)] = torch.nan
-        if self.special == "far":
-            self.r = self.r.double() / 3 + 1e9
+        self.tensors = {"q": q.to(self.dtype), "k": k.to(self.dtype), "v": v.to(self.dtype)}
+        self.tensors |= TERMS[self.term](normal, b, h, n, count, p)
+        self.r = self._positions(torch.randint(1, 9, (1 if self.special == "shared" else b, n, p), generator=g).float())
+        if self.keys is not None:
+            self.key_r = self._positions(torch.randint(1, 9, (b, count, p), generator=g).float())
+        if self.special == "padding":
+            self.mask = torch.arange(count) < torch.tensor([[count - count // 3], [count // 2]])[:b]
         if self.special == "mask":
-            self.mask = torch.arange(n) < torch.tensor([[n - n // 3], [n // 2]])[:b]
+            self.mask = torch.rand(b, h, n, count, generator=g) < 0.6
+        if self.special == "earlier":
+            self.mask = (torch.arange(count) < torch.arange(n)[:, None])[None, None]
+
+    def _positions(self, r: Tensor) -> Tensor:
+        if self.special == "unplaced":
+            r[:, :: max(3, r.shape[1] // 3)] = torch.nan
+        return r.double() / 3 + 1e9 if self.special == "far" else r
 
     def terms(self, leaves: dict[str, Tensor]) -> list[Term]:
+        known = False if self.special in ("shared", "far") else None
+        r = Positions(self.r, known)
+        keys = None if self.key_r is None else Positions(self.key_r, known)
         found: list[Term] = []
         if "M" in leaves or "g" in leaves:
-            known = False if self.special in ("shared", "far") else None
-            found.append(Quadratic(leaves.get("M"), leaves.get("g"), self.r, unplaced=known))
+            found.append(Quadratic(leaves.get("M"), leaves.get("g"), r, keys))
         if "slopes" in leaves:
-            found.append(Distance(leaves["slopes"], self.r))
+            found.append(Distance(leaves["slopes"], r, keys=keys))
         if "bias" in leaves:
             found.append(Table(leaves["bias"], weight=1.5))
-        return found if self.mask is None else [_hide(term, self.mask) for term in found]
+        return found
 
     def run(self, kernel: str, dtype: torch.dtype) -> dict[str, Tensor]:
         """Output and gradients, in float64 for comparison."""
@@ -90,14 +122,8 @@ class TermCase:
             name: x.detach().clone().to(dtype if name in "qkv" else wide).requires_grad_(name != "bias")
             for name, x in self.tensors.items()
         }
-        q, k, v, terms = leaves["q"], leaves["k"], leaves["v"], self.terms(leaves)
-        if self.mask is not None:
-            q = q.masked_fill(~self.mask[:, None, :, None], 0.0)
-        if kernel == "triton":
-            assert triton.refuse(q, k, v, terms, self.mask, True) is None
-            out = triton.attention(q, k, v, terms, self.mask, self.sizes[0] ** -0.5)
-        else:
-            out, _ = reference.attention(q, k, v, terms, self.mask, self.sizes[0] ** -0.5)
+        out = parapos.attend(leaves["q"], leaves["k"], leaves["v"], self.terms(leaves), self.mask, kernel=kernel)
+        assert isinstance(out, Tensor)
         assert out.dtype == dtype
         weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(self.dtype).to(dtype)
         wanted = {name: x for name, x in leaves.items() if x.requires_grad}
@@ -111,26 +137,15 @@ def with_tiles(check: Callable[..., Any], *args: Any, tiles: triton.Tiles | None
         return check(*args)
 
 
-def within_budget(case: TermCase) -> None:
-    assert_within_budget(case, "triton")  # type: ignore[arg-type]
-
-
-def within_budget_twice(case: TermCase) -> None:
-    """And equal to the last bit when repeated."""
-    found = []
-    run = case.run
-
-    def recorded(kernel: str, dtype: torch.dtype) -> dict[str, Tensor]:
-        numbers = run(kernel, dtype)
-        if kernel == "triton":
-            found.append(numbers)
-        return numbers
-
-    with mock.patch.object(case, "run", recorded):
-        within_budget(case)
-    again = run("triton", case.dtype)
-    assert all(torch.equal(found[0][name], again[name]) for name in again)
-
-
 def numbers(case: TermCase) -> dict[str, Tensor]:
     return case.run("triton", case.dtype)
+
+
+def within_budget(case: TermCase, repeats: bool = False) -> None:
+    """repeats: and equal to the last bit when repeated."""
+    ours = numbers(case)
+    theirs, truth = (case.run("reference", dtype) for dtype in (case.dtype, torch.float64))
+    assert_within_budget(ours, theirs, truth, case.dtype, case.sizes[0])
+    if repeats:
+        again = numbers(case)
+        assert all(torch.equal(ours[name], again[name]) for name in again)

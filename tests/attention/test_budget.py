@@ -1,4 +1,4 @@
-"""Every registered encoding x kernel x dtype x p, self- and cross-attention, within the error budget of the reference."""
+"""Every registered encoding x kernel x dtype x p, self- and cross-attention, within the reference's error budget."""
 
 from __future__ import annotations
 

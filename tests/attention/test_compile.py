@@ -7,7 +7,9 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 import parapos
-from parapos.attention import Quadratic
+from parapos.attention import Call, Distance, Quadratic, Table, fused
+
+from .budget import full
 
 SIDES = (4, 5, 6, 8, 10)
 
@@ -16,7 +18,7 @@ def options(name: str) -> dict[str, object]:
     return {"directions": [("up", 0.5), ("all", 0.25)]} if name == "lookhere" else {}
 
 
-@pytest.mark.parametrize("name", parapos.list_encodings())
+@pytest.mark.parametrize("name", [n if n in ("pape_ri", "alibi") else full(n) for n in parapos.list_encodings()])
 def test_one_graph_for_five_resolutions(name: str) -> None:
     torch._dynamo.reset()
     net = parapos.ViT(
@@ -33,7 +35,7 @@ def test_one_graph_for_five_resolutions(name: str) -> None:
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("name", ["pape", "alibi"])
+@pytest.mark.parametrize("name", ["pape", full("alibi")])
 def test_one_graph_for_attention_with_mask_and_missing_positions(name: str) -> None:
     torch._dynamo.reset()
     net = parapos.Attention(16, heads=2, encoding=name, pos_dim=2)
@@ -46,7 +48,7 @@ def test_one_graph_for_attention_with_mask_and_missing_positions(name: str) -> N
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("name", ["pape", "pape_ri", "alibi", "lookhere", "polynomial"])
+@pytest.mark.parametrize("name", ["pape", full("pape_ri"), "alibi", "lookhere", full("polynomial")])
 def test_the_graph_holds_the_fused_operator(name: str) -> None:
     """Compiled code takes the same kernel as eager code: one node, and no softmax of N x N scores beside it."""
     torch._dynamo.reset()
@@ -64,6 +66,7 @@ def test_the_graph_holds_the_fused_operator(name: str) -> None:
     assert not any("softmax" in target for target in called)
 
 
+@pytest.mark.full
 def test_through_the_default_backend() -> None:
     """Forward and backward through ahead-of-time autograd (its eager backend: code generation is PyTorch's affair)."""
     torch._dynamo.reset()
@@ -86,19 +89,30 @@ def test_export() -> None:
     torch.testing.assert_close(program.module()(other), net(other))
 
 
-def test_custom_operators_are_sound() -> None:
+@pytest.mark.parametrize("size", [1, 2**20], ids=["many parts", "one part"])
+def test_custom_operators_are_sound(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's own checks: schema, fake tensors, autograd registration, ahead-of-time dispatch."""
-    from parapos.attention.features import _attention, _pack
+    monkeypatch.setattr(fused, "PART_BYTES", size)
+    monkeypatch.setattr(fused, "BLOCK_BYTES", size)
+    q, k = torch.randn(2, 2, 9, 4, requires_grad=True), torch.randn(2, 2, 7, 4, requires_grad=True)
+    v = torch.randn(2, 2, 7, 6)
+    r, keys = parapos.grid_positions(3, 3)[None], parapos.grid_positions(1, 7)[None]
+    form, slope = (x.requires_grad_() for x in (-torch.rand(2, 2, 9, 2, 2), torch.randn(2, 2, 9, 2)))
+    mask = torch.rand(2, 1, 9, 7) < 0.8
+    quadratic, slopes = Quadratic(form, slope, r, keys), torch.rand(2, requires_grad=True)
+    table = Table(torch.randn(1, 2, 9, 7, requires_grad=True), weight=0.5)
+    for terms in ([quadratic], [quadratic, Distance(slopes, r, keys=keys), table], [table]):
+        for given in (None, mask):
+            call = Call(q, k, v, tuple(terms), given, 0.5)
+            term = fused.separable(call)
+            made = [] if term is None else list(fused.columns(term, q, v))
+            assert len(made) == (3 if terms == [quadratic] else 0)
+            s = fused._Scores.of(terms, 0.5, torch.float32, keep=False)
+            s = s._replace(coefficients=[c.detach().requires_grad_() for c in s.coefficients])
+            torch.library.opcheck(fused._attention, (q, k, v, given, 0.5, *s, made))
 
-    net = parapos.create_encoding("pape", dim=8, heads=2, head_dim=4, pos_dim=2, parabolas=3)
-    q = torch.randn(2, 2, 9, 4, requires_grad=True)
-    _, _, terms = net(torch.randn(2, 9, 8), q, q, parapos.grid_positions(3, 3))
-    tensors, spec = _pack(terms)
-    tensors = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
-    torch.library.opcheck(_attention, (q, q.clone(), q.clone(), None, 0.5, tensors, spec))
 
-
-@pytest.mark.parametrize("kernel", ["features", "reference"])
+@pytest.mark.parametrize("kernel", ["fused", "reference"])
 def test_exported_without_autocast_and_run_with_it(kernel: str) -> None:
     """The program keeps positional arithmetic from being cast, as the module does."""
 

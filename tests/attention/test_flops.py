@@ -17,7 +17,7 @@ def count(encoding: str, heads: int = 2, n: int = 20, **options: object) -> tupl
     q, k, v = (torch.randn(1, heads, n, 8, requires_grad=True) for _ in range(3))
     q_, k_, terms = e(torch.randn(1, n, 16), q, k, r)
     with FlopCounterMode(display=False) as forward:
-        out = parapos.attend(q_, k_, v, terms, kernel="features")
+        out = parapos.attend(q_, k_, v, terms, kernel="fused")
     with FlopCounterMode(display=False) as backward:
         torch.autograd.grad(out.sum(), [q, k, v])
     return forward.get_total_flops(), backward.get_total_flops()

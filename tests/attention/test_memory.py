@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 import parapos
-from parapos.attention import Distance, Polynomial, Quadratic, Table, Term, blockwise, triton
+from parapos.attention import Distance, Polynomial, Quadratic, Table, Term
+
+from .budget import full
 
 Make = Callable[..., Tensor]  # of a shape
 
@@ -34,7 +36,6 @@ TERMS: dict[str, Callable[[Make, int, int, Tensor], list[Term]]] = {
 
 def peak(call: Callable[[], object]) -> int:
     """Most bytes that PyTorch held at one time during the call, beyond what it held before."""
-    blockwise._last = None  # else the call gives back what an earlier one kept
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         kept = call()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -86,7 +87,10 @@ padding = pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("kernel", "side", "term"),
-    [*(("features", side, term) for side in (14, 26) for term in TERMS), *(("reference", 14, term) for term in TERMS)],
+    [
+        *(("fused", 26, term) for term in TERMS),
+        *(full(kernel, 14, term) for kernel in ("fused", "reference") for term in TERMS),
+    ],
 )
 def test_told_and_taken(kernel: str, side: int, term: str, dtype: torch.dtype, masked: bool, training: bool) -> None:
     tell_and_take(kernel, (2, 4, side), term, dtype, masked, training, strided=False)
@@ -98,20 +102,4 @@ def test_told_and_taken(kernel: str, side: int, term: str, dtype: torch.dtype, m
 @pytest.mark.parametrize("term", TERMS)
 def test_of_other_shapes(term: str, shape: tuple[int, int, int], masked: bool, training: bool) -> None:
     """As a model passes them."""
-    tell_and_take("features", shape, term, torch.float32, masked, training, strided=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_of_the_triton_kernel(dtype: torch.dtype) -> None:
-    """What its passes allocate, without running them."""
-    q = torch.zeros(2, 3, 50, 16, dtype=dtype, requires_grad=True)
-    call = triton.Call.of(q, q, q, [], None, 1.0)
-    from parapos.attention import memory
-
-    told = memory.in_kernel(memory.Sizes(q, q, [], False))
-    out, *_ = triton.forward(call, False, lambda *_: None)
-    assert told.forward == out.nbytes
-    kept = triton.forward(call, True, lambda *_: None)
-    grads = triton.backward(call, out, kept, [False] * 3, lambda *_: None)
-    taken = sum(x.nbytes for x in (*kept, *grads)) + out.nbytes + 2 * 3 * 50 * 4  # dout, and delta
-    assert told.training == taken
+    tell_and_take("fused", shape, term, torch.float32, masked, training, strided=True)

@@ -159,7 +159,8 @@ def widened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
 def test_explain_counts_the_columns_that_run(
     p: int, full_form: int, multiple: int, unplaced: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Minimal features, one more where a key may have no position, three products of each in half precision."""
+    """Minimal features, one more for the constant of a query (in half precision where a key may have no position), and
+    three products of each in half precision."""
     r = torch.rand(1, 40, p)
     r[0, 0] = torch.nan if unplaced else 0.5
     q, k = torch.rand(2, 1, 2, 40, 24).add(0.5).to(dtype).unbind()
@@ -168,7 +169,7 @@ def test_explain_counts_the_columns_that_run(
         (Quadratic(form @ form.mT, slope, parapos.Positions.of(r)), full_form),
         (Quadratic(-torch.rand(1, 2, 40), None, parapos.Positions.of(r)), multiple),
     ):
-        count = (count + unplaced) * (1 if dtype == torch.float32 else 3)
+        count = count + 1 if dtype == torch.float32 else 3 * (count + unplaced)
         width = -(-(24 + count) // 8) * 8
         seen = widened(monkeypatch)
         parapos.attend(q, k, k, [term], kernel="fused")

@@ -218,3 +218,20 @@ def test_files_of_older_versions_are_read(run):
     known = [str(store.Evaluation(24, 0.5)), str(store.Evaluation(16))]
     assert list(store.Cells(run).scores) == [(evaluation, weights) for evaluation in known]
     assert (run / "cells.csv").read_text().startswith("run,evaluation,metric,value,weights\n")
+
+
+def test_a_folder_without_permission_is_told_before_the_work(run, tmp_path, calls, monkeypatch, capsys):
+    def refuse(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.touch", refuse)
+    for command in (["sweep", str(run), "--sizes", "16"], ["analyze", str(run)]):
+        assert cli.main([*command, "--out", str(tmp_path / "out")]) == 2
+        assert "Permission denied" in capsys.readouterr().err
+    assert calls == []
+
+
+def test_one_store_evaluates_once(run, calls):
+    cells = store.Cells(run)
+    assert cells.measure(store.Evaluation(24)) == cells.measure(store.Evaluation(24))
+    assert len(calls) == 1

@@ -31,7 +31,7 @@ def test_committed_report() -> None:
     assert [triton_build.Build(**entry["build"]) for entry in results] == triton_build.builds()
     for entry in results:
         build = triton_build.Build(**entry["build"])
-        args = triton_build.launches(triton_build.DTYPES[build.dtype], build.size, triton_build.term(build.term))
+        args = triton_build.launches(triton_build.DTYPES[build.dtype], build.size, build.term)
         used = args[build.name]
         assert entry["tiles"] == [used[key] for key in ("BLOCK_I", "BLOCK_J", "num_warps", "num_stages")], build
         assert entry["shared"] <= triton_build.SHARED_MEMORY, build

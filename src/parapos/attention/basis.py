@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
+
+from ..positions import Positions, centre
 
 Exponents = tuple[tuple[int, ...], ...]
 
@@ -55,11 +58,36 @@ def monomials(p: int, degree: int) -> Exponents:
 def difference(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
     """D (p, B or 1, n, N) in `dtype`; 0 where the query or the key has no position.
 
-    Subtracted in the wider of the two types, then rounded. Coordinates come first: every operation runs over long rows.
+    Subtracted in the widest of the types, then rounded. Coordinates come first: every operation runs over long rows.
     """
-    wide = torch.promote_types(queries.dtype, dtype)
+    wide = torch.promote_types(torch.promote_types(queries.dtype, keys.dtype), dtype)
     at, to = (x.to(wide).movedim(-1, 0) for x in (queries, keys))
     return (to[:, :, None, :] - at[:, :, :, None]).nan_to_num(nan=0.0).to(dtype)
+
+
+Parts = tuple[Tensor, Tensor | None]
+
+
+def split(queries: Positions, keys: Positions) -> tuple[Parts, Parts]:
+    """Positions in float32 from which D follows without loss: high parts, NaN where there is none, and low parts.
+
+    D is the difference of the high parts plus that of the low ones. float32 positions stay as they are and need no low
+    parts; float64 ones are taken about the middle that queries and keys share.
+    """
+    if queries.r.dtype == keys.r.dtype == torch.float32:
+        return (queries.r, None), (keys.r, None)
+    key = ("split", None if keys is queries else keys)  # nothing that positions hold may hold them
+    return queries.once(key, partial(_split, queries.r, keys.r))
+
+
+def _split(queries: Tensor, keys: Tensor) -> tuple[Parts, Parts]:
+    sets = [queries] if keys is queries else [queries, keys]
+    batch = max(len(r) for r in sets)
+    middle, _ = centre(torch.cat([r.double().expand(batch, -1, -1) for r in sets], dim=1))
+    near = [r.double() - middle for r in sets]
+    high = [r.float() for r in near]
+    parts = [(x, (r - x).nan_to_num(nan=0.0).float()) for r, x in zip(near, high, strict=True)]
+    return parts[0], parts[-1]
 
 
 def function(d: Sequence[Tensor] | Tensor, exponents: Sequence[int]) -> Tensor:

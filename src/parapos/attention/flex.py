@@ -2,7 +2,7 @@
 
 No extra columns and no N x N tensor, at the price of compiling, once for each kind of call: terms, dtype and shapes.
 Eager FlexAttention would form all scores, so it is never used.
-B batch, H heads, N tokens, h query/key size, w value size, p position dims.
+B batch, H heads, n queries, N keys, h query/key size, w value size, p position dims.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 import shutil
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..positions import centre, placed
-from .basis import Exponents, function, is_transformed
+from ..positions import placed
+from .basis import Exponents, function, is_transformed, split
 from .kernels import POSITIONS, TRANSFORM, WEIGHTS, Call, Kernel, Peak, register_kernel
 from .memory import Sizes
 from .terms import Relative, Table, Term
@@ -44,6 +44,9 @@ def refuse(call: Call) -> str | None:
         return f"FlexAttention on CUDA needs head sizes of {LEAST_CUDA_HEAD} at least"
     if call.needs_position_grad:
         return POSITIONS
+    for term in call.terms:
+        if not isinstance(term, Relative | Table):
+            return f"{type(term).__name__} is neither relative nor a table"
     if q.device.type == "cpu":
         return "FlexAttention has no backward pass on the CPU" if call.needs_grad else _cpu_lacks()
     if call.needs_grad and any(term.needs_grad for term in call.terms):
@@ -63,35 +66,33 @@ def _cpu_lacks() -> str | None:
     return None
 
 
-def _positions(r: Tensor, middle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions as float32 high and low parts (B or 1, N, p), and 1.0 where there is one (B or 1, N), else 0.0.
+class Place(NamedTuple):
+    """Positions (B or 1, N, p) as `basis.split` gives them, 0 where there is none; here (B or 1, N) is 1.0 or 0.0."""
 
-    float32 positions are their own high part, so D is what subtracting them gives; float64 ones are taken about `middle`.
-    """
-    here = placed(r)
-    r = torch.where(here[..., None], r - middle if r.dtype == torch.float64 else r, 0.0)
-    high = r.float()
-    return high, (r - high).float(), here.float()
+    high: Tensor
+    low: Tensor | None
+    here: Tensor
 
-
-Place = tuple[Tensor, Tensor, Tensor]
+    @classmethod
+    def of(cls, high: Tensor, low: Tensor | None) -> Place:
+        here = placed(high).float().contiguous()
+        return cls(high.nan_to_num(nan=0.0).contiguous(), None if low is None else low.contiguous(), here)
 
 
 def _relative(queries: Place, keys: Place, c: Tensor, exponents: Exponents) -> Score:
     """The score of a relative term: coefficients (B or 1, H, n or 1, f) times functions of D."""
 
-    def score(b: Any, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        at, to = (b if x[0].shape[0] > 1 else 0 for x in (queries, keys))
-        both = queries[2][at, i] * keys[2][to, j]
-        p = queries[0].shape[-1]
-        d = [
-            (keys[0][to, j, u] - queries[0][at, i, u] + (keys[1][to, j, u] - queries[1][at, i, u])) * both
-            for u in range(p)
-        ]
+    def score(b: Any, h: Tensor, i: Any, j: Tensor) -> Tensor:
+        at, to = (b if x.high.shape[0] > 1 else 0 for x in (queries, keys))
+        d = [keys.high[to, j, u] - queries.high[at, i, u] for u in range(queries.high.shape[-1])]
+        if keys.low is not None and queries.low is not None:
+            d = [x + (keys.low[to, j, u] - queries.low[at, i, u]) for u, x in enumerate(d)]
+        both = queries.here[at, i] * keys.here[to, j]
+        d = [x * both for x in d]
         b, i = b if c.shape[0] > 1 else 0, i if c.shape[2] > 1 else 0
-        total = c[b, h, i, 0].float() * function(d, exponents[0])
+        total = c[b, h, i, 0] * function(d, exponents[0])
         for n, e in enumerate(exponents[1:], 1):
-            total = total + c[b, h, i, n].float() * function(d, e)
+            total = total + c[b, h, i, n] * function(d, e)
         return total
 
     return score
@@ -110,9 +111,7 @@ Part = tuple[bool, tuple[Any, ...]]  # of a term: whether it is scaled, and what
 
 def _part(term: Term) -> Part:
     if isinstance(term, Relative):
-        middle, _ = centre(term.key_positions.r)
-        places = (_positions(x.r, middle) for x in (term.r, term.key_positions))
-        queries, keys = (tuple(x.contiguous() for x in place) for place in places)
+        queries, keys = (Place.of(*parts) for parts in split(term.r, term.key_positions))
         return term.scaled, (queries, keys, term.coefficients(torch.float32).contiguous(), term.exponents)
     assert isinstance(term, Table)
     weight = term.bias.new_full((1,), term.weight, dtype=torch.float32)

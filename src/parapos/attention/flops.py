@@ -1,7 +1,7 @@
 """FLOP formulas of the attention operators, so that PyTorch's FlopCounterMode counts it: two for each multiply-add.
 
-Importing this module is what registers them; parapos itself does not, because the counter loads much else. What is
-counted is what runs when no key is skipped: the products with queries, keys and values, and the terms.
+Importing this module registers them; parapos itself does not, because the counter loads much else. Counted are the
+products with queries, keys and values, and the terms.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def _in_kernel(inputs: dict[str, Any]) -> int:
 @register_flop_formula(torch.ops.parapos.triton_attention)
 def _triton_forward(*args: Any, **_: Any) -> int:
     inputs = dict(zip(triton.Inputs._fields, args, strict=False))
-    b, h, n, size = inputs["q"]
-    return 2 * b * h * n * n * (size + inputs["v"][-1] + _in_kernel(inputs))
+    (b, h, n, size), keys = inputs["q"], inputs["k"][2]
+    return 2 * b * h * n * keys * (size + inputs["v"][-1] + _in_kernel(inputs))
 
 
 @register_flop_formula(torch.ops.parapos.triton_attention_backward)
 def _triton_backward(*args: Any, **_: Any) -> int:
     """As above, with scores and the gradients of weights made in both passes."""
     inputs = dict(zip(triton.Inputs._fields, args, strict=False))
-    b, h, n, size = inputs["q"]
-    return 2 * b * h * n * n * (4 * size + 3 * inputs["v"][-1] + 3 * _in_kernel(inputs))
+    (b, h, n, size), keys = inputs["q"], inputs["k"][2]
+    return 2 * b * h * n * keys * (4 * size + 3 * inputs["v"][-1] + 3 * _in_kernel(inputs))

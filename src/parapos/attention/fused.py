@@ -4,12 +4,11 @@ A term of degree two in D = r_j - r_i is a product of something of the query and
 
     sum_f c_if function_f(D) = psi_i . phi(r_j),   psi_i = c_i T(r_i),   phi = [r_u r_v for u <= v | r | 1],
 
-so heads that are a few columns wider add it for the price of their width: 5 for p = 2, 6 if a key may have no position.
-phi, T and a bound on what their products amount to are made once for a set of positions (`Columns`). Products of large
-psi and phi cancel near the query, which costs digits: positions are centred and scaled first, half precision holds every
-number as two, and where the bound says that too much would be lost, scores are formed from D instead, in blocks of
-queries, as they are for all other terms. Attention is one operator with a backward pass of its own; exported programs
-hold standard operators instead.
+so heads that are a few columns wider add it for the price of their width: 6 for p = 2, 10 for p = 3. phi, T and a bound
+on their products are made once for a set of positions (`Columns`). Near the query large products cancel, which
+costs digits. So positions are centred and scaled, and half precision holds every number as two. Where the bound says
+that too many digits would be lost, scores are formed from D instead, in blocks of queries, as for all other terms.
+Attention is one operator with a backward pass of its own; exported programs hold standard operators instead.
 B batch, H heads, n queries, N keys, h query/key size, w value size, p position dims, f functions, e columns.
 """
 
@@ -19,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from itertools import chain, product
 from math import comb, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +45,8 @@ from .terms import Relative, Table, Term
 BLOCK_BYTES = 8 * 2**20  # scores formed from D at one time; a handful of such blocks are alive
 PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head of one sample
 REACH_BITS = 6  # positions are scaled to |r| <= 2^6, so that float16 holds their products
-# Largest error of a logit that columns may bring, and the rounding that it is estimated from: a product of columns keeps
-# 24 bits in float32, 16 or 21 where each number is two of half precision.
+# The largest error of a logit that columns may bring, and the rounding of a product that it is estimated from: 24 bits
+# in float32 (errors average out, which is worth two more), 17 and 22 where two numbers of half precision hold one.
 ALLOWED = {torch.float32: 5e-4, torch.bfloat16: 2e-3, torch.float16: 5e-4}
 ROUNDING = {torch.float32: 2.0**-26, torch.bfloat16: 2.0**-17, torch.float16: 2.0**-22}
 
@@ -79,13 +78,21 @@ def key_features(exponents: Exponents, with_constant: bool) -> Exponents:
     return (*found, (0,) * p) if with_constant else tuple(found)
 
 
+def _features_of(term: Relative, dtype: torch.dtype) -> Exponents:
+    """The features of a term. Its constant has a column where a key without a position must not get it, and in float32.
+
+    There gradients come from columns too: that of the constant takes away what rounding leaves of a row's sum, which is
+    multiplied by squares of positions where it should be by those of differences.
+    """
+    return key_features(term.exponents, dtype == torch.float32 or term.key_positions.unplaced is not False)
+
+
 def columns(term: Relative, q: Tensor, v: Tensor) -> Columns:
     """The columns of a term of degree two for such heads, made once for its positions."""
-    exponents, keys = term.exponents, term.key_positions
-    # A key without a position must not get the query's constant, so that then has a column of its own.
-    features = key_features(exponents, keys.unplaced is not False)
+    features = _features_of(term, q.dtype)
     more = head_width(q, v, len(features)) - q.shape[-1]
-    return term.r.once(("columns", features, more, q.dtype, keys), lambda: make_columns(term, features, more, q.dtype))
+    key = ("columns", term.exponents, features, more, q.dtype, term.keys)
+    return term.r.once(key, lambda: make_columns(term, features, more, q.dtype))
 
 
 def make_columns(term: Relative, features: Exponents, more: int, dtype: torch.dtype) -> Columns:
@@ -116,9 +123,10 @@ def _taylor(x: Tensor, e: Sequence[int], f: Sequence[int]) -> Tensor:
     if e[0] < 0:  # |x + y|^2
         axes = [[2 * (u == v) for v in range(len(e))] for u in range(len(e))]
         return torch.stack([_taylor(x, axis, f) for axis in axes]).sum(0)
-    if any(b > a for a, b in zip(e, f, strict=True)):
+    both = list(zip(e, f, strict=True))
+    if any(b > a for a, b in both):
         return torch.zeros_like(x[0])
-    return function(x, [a - b for a, b in zip(e, f, strict=True)]) * prod([comb(a, b) for a, b in zip(e, f, strict=True)])
+    return function(x, [a - b for a, b in both]) * prod([comb(a, b) for a, b in both])
 
 
 def fits(coefficients: Tensor, bound: Tensor, scale: float, dtype: torch.dtype) -> bool:
@@ -133,7 +141,7 @@ def _copies(dtype: torch.dtype) -> int:
 
 
 def head_width(q: Tensor, v: Tensor, features: int) -> int:
-    """Width of heads that carry columns: equal for queries, keys and values and a multiple of 8, as PyTorch wants it."""
+    """Width of heads with columns, for queries, keys and values alike: PyTorch's fused path wants a multiple of 8."""
     return -(-max(q.shape[-1] + features * _copies(q.dtype), v.shape[-1]) // 8) * 8
 
 
@@ -175,7 +183,7 @@ class _Wide:
     def __init__(self, part: tuple[slice, slice], width: int, *tensors: Tensor) -> None:
         b, h = part[0].stop, part[1].stop  # the first part is the largest
         self.tensors = tensors
-        # One block of memory: C libraries hand several back to the system at once, and pages would be made anew each call.
+        # One block of memory, because several would go back to the system when freed and be mapped anew for each call.
         sizes = [b * h * x.shape[2] * width for x in tensors]
         pieces = tensors[0].new_empty(sum(sizes)).split(sizes)
         self.buffers = [y.view(b, h, x.shape[2], width) for x, y in zip(tensors, pieces, strict=True)]
@@ -220,7 +228,7 @@ def _columns_forward(
     width, w = q.shape[-1] + phi.shape[-1], v.shape[-1]
     parts = _parts(q, k, width, 4)
     widen = _Wide(parts[0], width, q, k, v)
-    out, lse = _empty(q, w, width), q.new_empty(q.shape[:3], dtype=torch.float32)
+    out, lse = _outputs(q, w, width)
     for part in parts:
         wide, bias = widen(part, *_columns_of(part, psi, phi)), _bias_of(mask, *part, q.dtype)
         y, z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)
@@ -291,7 +299,7 @@ class _Scores(NamedTuple):
         sizes = (c.shape[-1] * x.shape[1] * y.shape[1] for c, x, y in zip(*scores[3:6], strict=True))
         if not keep or torch.compiler.is_compiling() or not scores.shared or sum(sizes) * dtype.itemsize > BLOCK_BYTES:
             return scores
-        keys = [("basis", term.exponents, term.key_positions, dtype) for term in relative]
+        keys = [("basis", term.exponents, term.keys, dtype) for term in relative]
         return scores._replace(
             bases=[t.r.once(key, partial(t.basis, dtype)) for t, key in zip(relative, keys, strict=True)]
         )
@@ -417,7 +425,7 @@ def _attend(
     if made and fits(coefficients[0], made[2], scale, q.dtype):
         return _columns_forward(q, k, v, mask, scale, coefficients[0], *made[:2])
     s = _Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
-    out, lse = _outputs(q, v, made)
+    out, lse = _outputs(q, v.shape[-1], _room(q, made))
     _forward(out, q, k, v, mask, scale, s)
     return out, lse
 
@@ -430,14 +438,16 @@ def _room(q: Tensor, made: Sequence[Tensor]) -> int:
     return q.shape[-1] + made[1].shape[-1] if made else 0
 
 
-def _outputs(q: Tensor, v: Tensor, made: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    lse = q.new_empty(q.shape[:3] if made else 0, dtype=torch.float32)
-    return _empty(q, v.shape[-1], _room(q, made)), lse
+def _outputs(q: Tensor, width: int, room: int) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, laid out as PyTorch's kernel does for widened queries; no log-sum-exp without columns."""
+    b, h, n, _ = q.shape
+    lse = q.new_empty((b, n, h), dtype=torch.float32).transpose(1, 2) if room else q.new_empty(0, dtype=torch.float32)
+    return q.new_empty((b, h, n, max(room, width)))[..., :width], lse
 
 
 @_attention.register_fake
 def _(q, k, v, *rest):  # type: ignore[no-untyped-def]
-    return _outputs(q, v, rest[-1])
+    return _outputs(q, v.shape[-1], _room(q, rest[-1]))
 
 
 @torch.library.custom_op("parapos::attention_backward", mutates_args=())
@@ -476,7 +486,8 @@ def _grads(ctx, dout, _):  # type: ignore[no-untyped-def]
     wanted = [x.requires_grad for x in learned]
     dq, dk, dv, *more = _attention_backward(dout, out, lse, wanted, q, k, v, mask, *ctx.numbers, *groups)
     more = [x if want else None for x, want in zip(more, wanted, strict=True)]
-    numbers = [[] if x == [] else None for x in ctx.numbers]  # what PyTorch takes for no gradient of a list of numbers
+    # PyTorch takes an empty list for a list of tensors, and None for no gradient of numbers.
+    numbers: list[Any] = [[] if x == [] else None for x in ctx.numbers]
     rest = [[None] * count for count in ctx.counts]
     rest[0], rest[3] = more[: len(groups[0])], more[len(groups[0]) :]
     return dq, dk, dv, None, *numbers, *rest
@@ -529,7 +540,8 @@ def attention(call: Call) -> Tensor:
     s = _Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     made = [] if term is None else list(columns(term, q, v))
     # Without gradients there is no need to pass through PyTorch's dispatcher, which takes as long as a small call.
-    direct = not call.needs_grad and not torch.compiler.is_compiling() and not q.is_meta
+    watched = torch.compiler.is_compiling() or type(q) is not Tensor or torch._C._len_torch_dispatch_stack()
+    direct = not (call.needs_grad or watched or q.is_meta)
     out: Tensor = (_attend if direct else _attention)(q, k, v, call.mask, call.scale, *s, made)[0]
     return out
 
@@ -567,7 +579,7 @@ def _describe(call: Call) -> str:
         return f"{call.names} formed from D in blocks of queries, added by PyTorch fused attention to its scores{why}"
     term = separable(call)
     assert term is not None
-    e = len(key_features(term.exponents, term.key_positions.unplaced is not False)) * _copies(call.q.dtype)
+    e = len(_features_of(term, call.q.dtype)) * _copies(call.q.dtype)
     width = call.q.shape[-1] + made.phi.shape[-1]
     text = f"{call.names} as {e} extra query/key columns in PyTorch fused attention of width {width}"
     if call.q.is_meta:

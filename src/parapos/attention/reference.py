@@ -1,7 +1,7 @@
 """The specification: dense attention in plain eager operations, any floating type, no tricks.
 
-B batch, H heads, n queries, N keys, h query/key size, w value size. Products run in the type of the input; scores, terms
-and softmax in float32 (float64 for float64 input).
+B batch, H heads, n queries, N keys, h query/key size, w value size. Products run in the type of the input; scores,
+terms and softmax in float32 (float64 for float64 input).
 """
 
 from __future__ import annotations

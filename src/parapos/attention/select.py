@@ -110,7 +110,7 @@ def _call(
     exact: bool,
     return_weights: bool,
 ) -> Call:
-    """The arguments, checked and completed. This is the one place that masks: what hidden keys hold, NaN too, is gone."""
+    """The arguments, checked and completed. The one place that clears what hidden keys hold, which may be NaN."""
     _check(q, k, v, terms, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if mask is None or any(term.ignores_mask for term in terms):

@@ -3,8 +3,8 @@
 B batch, H heads, n queries, N keys, p position dims, f functions of D = r_j - r_i.
 A term checks itself (`check`), defines its scores densely (`scores`), and can be cut to some samples and queries
 (`take`). `scaled` terms belong to q.k and share its factor; the others are added after scaling.
-Most terms are `Relative`: a sum of coefficients of the query times functions of D. Kernels work from those two alone, so
-a new relative term is served by every kernel that works from them. Where query or key has no position, the score is 0.
+Most terms are `Relative`: coefficients of the query times functions of D. Kernels work from those two alone, so they
+serve a new relative term as it is. Where query or key has no position, the score is 0.
 """
 
 from __future__ import annotations

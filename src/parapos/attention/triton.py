@@ -3,7 +3,7 @@
 No extra columns, no N x N tensor; exact at any resolution, because positions are subtracted before anything is
 multiplied. float64 positions travel as two float32 each, taken about the middle of their sample. The device code is in
 triton_kernels.py; here are its launch, the custom operators around it, and what it cannot serve.
-B batch, H heads, N tokens, h query/key size, w value size, p position dims.
+B batch, H heads, n queries, N keys, h query/key size, w value size, p position dims.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..positions import centre, placed
-from .basis import is_transformed, refuse_second_derivative
+from .basis import is_transformed, refuse_second_derivative, split
 from .kernels import POSITIONS, TRANSFORM, WEIGHTS, Call, Kernel, Peak, register_kernel
 from .memory import Sizes
 from .terms import Distance, Quadratic, Relative, Table, Term
@@ -53,13 +52,23 @@ TILES = {
 
 
 def tiles(name: str, call: Inputs) -> Tiles:
-    """The tiles of a pass for a call."""
+    """The tiles of a pass for a call; smaller ones where registers would not suffice."""
     size = 64 if max(call.q.shape[-1], call.v.shape[-1]) <= 64 else 128
-    found = TILES[name, size][call.q.dtype == torch.float32]
-    four = call.r is not None and call.r.shape[-1] == LARGEST_P
-    scalar = call.M is not None and call.M.ndim == 3
-    hungry = four or call.bias is not None or scalar if name == "forward" else four and name == "backward_query"
-    return found._replace(j=found.j // 2) if hungry and found.j > 16 else found  # or registers would not suffice
+    single = call.q.dtype == torch.float32
+    found = TILES[name, size][single]
+    p = 0 if call.r is None else call.r.shape[-1]
+    mask = call.mask is not None and call.mask.shape[2] > 1  # one for each query
+    table = mask or call.bias is not None
+    if name == "forward":
+        scalar = call.M is not None and call.M.ndim == 3
+        halvings = int(p == LARGEST_P or table or scalar) + int(p == LARGEST_P and mask)
+    elif name == "backward_query":
+        halvings = int(p == LARGEST_P) + int(single and table and p > 2)
+    else:
+        halvings = int(single and mask)
+    for _ in range(halvings):
+        found = found._replace(j=found.j // 2) if found.j > 16 else found._replace(i=max(16, found.i // 2))
+    return found
 
 
 @cache
@@ -112,7 +121,11 @@ def refuse(call: Call) -> str | None:
 
 
 class Inputs(NamedTuple):
-    """One attention call as the operators take it. r is float32, with remainders in `low` where it was float64."""
+    """One attention call as the operators take it.
+
+    r: positions of queries in float32, with remainders in `low` where they were float64; key_r, key_low: those of keys.
+    mask: (B or 1, H or 1, n or 1, N).
+    """
 
     q: Tensor
     k: Tensor
@@ -121,6 +134,8 @@ class Inputs(NamedTuple):
     scale: float
     r: Tensor | None
     low: Tensor | None
+    key_r: Tensor | None
+    key_low: Tensor | None
     M: Tensor | None
     g: Tensor | None
     slopes: Tensor | None
@@ -130,13 +145,15 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(cls, call: Call) -> Inputs:
-        inputs = cls(call.q, call.k, call.v, call.mask, call.scale, None, None, None, None, None, None, 1.0, False)
+        fields: dict[str, Any] = dict.fromkeys(cls._fields) | {"weight": 1.0, "unplaced": False}
+        fields |= {name: getattr(call, name) for name in ("q", "k", "v", "mask", "scale")}
         for term in call.terms:
-            inputs = inputs._replace(**{name: getattr(term, name) for name in _FIELDS[type(term)]})
+            fields |= {name: getattr(term, name) for name in _FIELDS[type(term)]}
             if isinstance(term, Relative):
-                r, low = _split(term.r.r)
-                inputs = inputs._replace(r=r, low=low, unplaced=term.r.unplaced is not False)
-        return inputs
+                keys = term.key_positions
+                (r, low), (key_r, key_low) = split(term.r, keys)
+                fields |= dict(r=r, low=low, key_r=key_r, key_low=key_low, unplaced=keys.unplaced is not False)
+        return cls(**fields)
 
 
 # What the kernel takes of each term that it has, besides positions.
@@ -145,15 +162,6 @@ _FIELDS: dict[type[Term], tuple[str, ...]] = {
     Distance: ("slopes",),
     Table: ("bias", "weight"),
 }
-
-
-def _split(r: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Positions for the kernel: float32 as they are; float64 about their middle, as float32 and what that leaves."""
-    if r.dtype == torch.float32:
-        return r, None
-    near = torch.where(placed(r)[..., None], r - centre(r)[0], 0.0)
-    high = near.float()
-    return torch.where(placed(r)[..., None], high, torch.nan), (near - high).float()
 
 
 # The passes, as a list of launches: a name in triton_kernels, its arguments, and how many programs run.
@@ -175,8 +183,9 @@ def _rows(x: Tensor) -> Tensor:
 
 def _served(call: Inputs) -> Inputs:
     """The call in layouts that the passes read: small things in one piece, the others by rows."""
-    r, low, slopes = (None if x is None else x.contiguous() for x in (call.r, call.low, call.slopes))
-    return call._replace(q=_rows(call.q), k=_rows(call.k), v=_rows(call.v), r=r, low=low, slopes=slopes)
+    small = {name: getattr(call, name) for name in ("r", "low", "key_r", "key_low", "slopes")}
+    small = {name: x.contiguous() for name, x in small.items() if x is not None}
+    return call._replace(q=_rows(call.q), k=_rows(call.k), v=_rows(call.v), **small)
 
 
 def _strides(x: Tensor | None) -> tuple[int, ...] | None:
@@ -184,9 +193,9 @@ def _strides(x: Tensor | None) -> tuple[int, ...] | None:
     return None if x is None else tuple(0 if size == 1 else n for size, n in zip(x.shape, x.stride(), strict=True))
 
 
-def _empty(like: Tensor) -> Tensor:
-    """(B, H, N, size), laid out as (B, N, H, size): joining the heads costs nothing."""
-    b, h, n, size = like.shape
+def _empty(like: Tensor, size: int) -> Tensor:
+    """(B, H, n, size), laid out as (B, n, H, size): joining the heads costs nothing."""
+    b, h, n, _ = like.shape
     return like.new_empty((b, n, h, size)).transpose(1, 2)
 
 
@@ -196,20 +205,25 @@ def _power(size: int) -> int:
 
 def _arguments(name: str, call: Inputs) -> dict[str, Any]:
     """What every pass is launched with. None switches a part of the kernel off when it is compiled."""
-    q, v, r, M, mask = call.q, call.v, call.r, call.M, call.mask
+    q, k, v, r, M = call.q, call.k, call.v, call.r, call.M
     shape = tiles(name, call)
+    tensors = {name: getattr(call, name) for name in ("q", "k", "v", "M", "g", "bias")}
+    mask = None if call.mask is None else call.mask.view(torch.uint8)
+    shared = mask is None or mask.shape[2] == 1  # by all queries
+    tensors |= dict(padding=mask, mask=None) if shared else dict(padding=None, mask=mask)
     return dict(
-        **{name: getattr(call, name) for name in ("q", "k", "v", "low", "r", "M", "g", "slopes", "bias")},
-        **{f"{name}_at": _strides(getattr(call, name)) for name in ("q", "k", "v", "M", "g", "bias")},
-        r_at=0 if r is None or r.shape[0] == 1 else r.stride(0),
-        mask=None if mask is None else mask.contiguous().view(torch.uint8),
+        **tensors,
+        **{f"{name}_at": _strides(x) for name, x in tensors.items()},
+        **{name: getattr(call, name) for name in ("r", "low", "key_r", "key_low", "slopes")},
+        **{f"{name}_at": (_strides(getattr(call, name)) or (0,))[0] for name in ("r", "key_r")},
         heads=q.shape[1],
         n=q.shape[2],
+        N=k.shape[2],
         scale2=call.scale * math.log2(math.e),
         weight2=call.weight * math.log2(math.e),
         P=0 if r is None else r.shape[-1],
         FULL=M is not None and M.ndim == 5,
-        UNPLACED=call.unplaced or mask is not None,  # padding has no position
+        UNPLACED=call.unplaced,
         BY_HAND=_interpreted(),
         SIZE=q.shape[-1],
         VALUE_SIZE=v.shape[-1],
@@ -224,8 +238,8 @@ def _arguments(name: str, call: Inputs) -> dict[str, Any]:
 
 
 def _outputs(q: Tensor, v: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-    rest = _empty(v) if keep and q.dtype != torch.float32 else v.new_empty(0)
-    return _empty(v), rest, q.new_empty((*q.shape[:3], 2) if keep else 0, dtype=torch.float32)
+    rest = _empty(q, v.shape[-1]) if keep and q.dtype != torch.float32 else q.new_empty(0)
+    return _empty(q, v.shape[-1]), rest, q.new_empty((*q.shape[:3], 2) if keep else 0, dtype=torch.float32)
 
 
 def forward(call: Inputs, keep: bool, launch: Launch = _launch) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,7 +257,7 @@ def forward(call: Inputs, keep: bool, launch: Launch = _launch) -> tuple[Tensor,
 
 def _gradients(call: Inputs, wanted: Sequence[bool]) -> list[Tensor]:
     """Room for the gradients of q, k, v, and of those of M, g and slopes that are wanted; empty for the others."""
-    room = [_empty(x) for x in (call.q, call.k, call.v)]
+    room = [_empty(x, x.shape[-1]) for x in (call.q, call.k, call.v)]
     for x, want in zip((call.M, call.g, call.slopes), wanted, strict=True):
         room.append(call.q.new_empty(0) if x is None or not want else x.new_empty(x.shape))
     return room
@@ -259,8 +273,8 @@ def backward(
     if rest.numel() and rest.stride() != out.stride():
         rest = torch.empty_like(out).copy_(rest)
     found = _gradients(call, wanted)
-    b, h, n, _ = out.shape
-    if not b * h * n:
+    (b, h, n, _), keys = out.shape, call.k.shape[2]
+    if not b * h * n * keys:
         return [x.zero_() for x in found]
     dq, dk, dv = found[:3]
     dM, dg, dslopes = (x if want else None for x, want in zip(found[3:], wanted, strict=True))
@@ -277,7 +291,7 @@ def backward(
 
     args = _arguments("backward_key", call)
     own = dict(dk=dk, dk_at=_strides(dk), dv=dv, dv_at=_strides(dv))
-    launch("backward_key", args | more | own, -(-n // args["BLOCK_J"]) * b * h)
+    launch("backward_key", args | more | own, -(-keys // args["BLOCK_J"]) * b * h)
     return found
 
 
@@ -286,22 +300,12 @@ def backward(
 
 @torch.library.custom_op("parapos::triton_attention", mutates_args=())
 def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    r: Tensor | None,
-    low: Tensor | None,
-    M: Tensor | None,
-    g: Tensor | None,
-    slopes: Tensor | None,
-    bias: Tensor | None,
-    weight: float,
-    unplaced: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return forward(Inputs(q, k, v, mask, scale, r, low, M, g, slopes, bias, weight, unplaced), keep)
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, r: Tensor | None, low: Tensor | None,
+    key_r: Tensor | None, key_low: Tensor | None, M: Tensor | None, g: Tensor | None, slopes: Tensor | None,
+    bias: Tensor | None, weight: float, unplaced: bool, keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    call = Inputs(q, k, v, mask, scale, r, low, key_r, key_low, M, g, slopes, bias, weight, unplaced)
+    return forward(call, keep)
 
 
 @_attention.register_fake
@@ -311,26 +315,12 @@ def _(*inputs):  # type: ignore[no-untyped-def]
 
 @torch.library.custom_op("parapos::triton_attention_backward", mutates_args=())
 def _attention_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    r: Tensor | None,
-    low: Tensor | None,
-    M: Tensor | None,
-    g: Tensor | None,
-    slopes: Tensor | None,
-    bias: Tensor | None,
-    weight: float,
-    unplaced: bool,
-    dout: Tensor,
-    out: Tensor,
-    rest: Tensor,
-    norm: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, r: Tensor | None, low: Tensor | None,
+    key_r: Tensor | None, key_low: Tensor | None, M: Tensor | None, g: Tensor | None, slopes: Tensor | None,
+    bias: Tensor | None, weight: float, unplaced: bool, dout: Tensor, out: Tensor, rest: Tensor, norm: Tensor,
     wanted: list[bool],
-) -> list[Tensor]:
-    call = Inputs(q, k, v, mask, scale, r, low, M, g, slopes, bias, weight, unplaced)
+) -> list[Tensor]:  # fmt: skip
+    call = Inputs(q, k, v, mask, scale, r, low, key_r, key_low, M, g, slopes, bias, weight, unplaced)
     return backward(call, dout, (out, rest, norm), wanted)
 
 

@@ -4,8 +4,9 @@ Three passes: `forward`; `backward_query`, which walks over keys for dq and the 
 walks over queries for dk and dv. Both recompute the weights from the largest score and the sum of exponentials that
 `forward` keeps of each query. Every sum has one owner and one order, so results repeat to the last bit. All is float32
 but the factors of matrix products.
-Scores are in units of log 2: factors named `..2` hold log2(e). P position dims; tuples named `.._at` are strides.
-BY_HAND is for Triton's interpreter.
+Scores are in units of log 2: factors named `..2` hold log2(e). n queries, N keys, P position dims; tuples named `.._at`
+are strides, 0 where one entry serves all. r and low are the positions of queries, key_r and key_low those of keys.
+`padding` hides keys from all queries of a head, `mask` from single queries. BY_HAND is for Triton's interpreter.
 """
 
 # mypy: ignore-errors
@@ -64,18 +65,31 @@ def _base(pointer, at, b, h):
 
 
 @triton.jit
-def _seen(mask, b, n, rows):
+def _unpadded(padding, padding_at, b, h, columns, valid):
     """Which of these keys exist and are no padding."""
-    valid = rows < n
-    if mask is not None:
-        valid = valid & (tl.load(mask + b * n + rows, mask=valid, other=0) != 0)
+    if padding is not None:
+        pointers = _base(padding, padding_at, b, h) + columns.to(tl.int64) * padding_at[3]
+        valid = valid & (tl.load(pointers, mask=valid, other=0) != 0)
     return valid
 
 
 @triton.jit
+def _add_tables(s, bias, bias_at, mask, mask_at, b, h, rows, columns, inside, weight2):
+    """s plus the bias, and -inf where the mask hides a key. One of rows and columns lies across the tile, one down."""
+    rows, columns = rows.to(tl.int64), columns.to(tl.int64)
+    if bias is not None:
+        pointers = _base(bias, bias_at, b, h) + rows * bias_at[2] + columns * bias_at[3]
+        s += tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * weight2
+    if mask is not None:
+        pointers = _base(mask, mask_at, b, h) + rows * mask_at[2] + columns * mask_at[3]
+        s = tl.where(tl.load(pointers, mask=inside, other=0) != 0, s, float("-inf"))
+    return s
+
+
+@triton.jit
 def forward(
-    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, norm,
-    heads, n, scale2, weight2,
+    q, q_at, k, k_at, v, v_at, padding, padding_at, mask, mask_at, r, low, r_at, key_r, key_low, key_r_at,
+    M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, norm, heads, n, N, scale2, weight2,
     P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
@@ -93,36 +107,24 @@ def forward(
     queries = _tile(_base(q, q_at, b, h) + first * q_n + _offsets(q_n, BLOCK_I, WIDTH), real, SIZE, WIDTH)
     k, v = _base(k, k_at, b, h), _base(v, v_at, b, h)
     if r is not None:
-        r += b * r_at
-        if low is not None:
-            low += b * r_at
-        if M is not None:
-            M = _base(M, M_at, b, h)
-        if g is not None:
-            g = _base(g, g_at, b, h)
-        here, placed = positions(r, low, rows, real, P, 1)
-        c = coefficients(M, M_at, g, g_at, slopes, h, rows, real, placed, scale2, P, FULL, 1)
-    if bias is not None:
-        bias = _base(bias, bias_at, b, h) + rows.to(tl.int64)[:, None] * bias_at[2]
+        here, placed = positions(r, low, b * r_at, rows, real, P, 1)
+        c = coefficients(M, M_at, g, g_at, slopes, b, h, rows, real, placed, scale2, P, FULL, 1)
 
     top = tl.full((BLOCK_I,), float("-inf"), tl.float32)
     total = tl.full((BLOCK_I,), 0.0, tl.float32)
     sums = tl.full((BLOCK_I, VALUE_WIDTH), 0.0, tl.float32)
-    for start in range(0, n, BLOCK_J):
+    for start in range(0, N, BLOCK_J):
         columns = start + tl.arange(0, BLOCK_J)
-        valid = _seen(mask, b, n, columns)
+        exists = columns < N
+        valid = _unpadded(padding, padding_at, b, h, columns, exists)
         keys = _tile(k + start * k_n + keys_at, valid, SIZE, WIDTH)
         s = _dot(queries, tl.trans(keys), BY_HAND) * scale2
         if r is not None:
-            there, seen = positions(r, low, columns, columns < n, P, 0)
+            there, seen = positions(key_r, key_low, b * key_r_at, columns, exists, P, 0)
             d = differences(s, there, here, P, low is not None, BY_HAND)
             s = add_terms(s, d, c, seen, M is not None, g is not None, slopes is not None, FULL, P, UNPLACED)
-        if bias is not None:
-            inside = real[:, None] & (columns < n)[None, :]
-            s += (
-                tl.load(bias + columns.to(tl.int64)[None, :] * bias_at[3], mask=inside, other=0.0).to(tl.float32)
-                * weight2
-            )
+        inside = real[:, None] & exists[None, :]
+        s = _add_tables(s, bias, bias_at, mask, mask_at, b, h, rows[:, None], columns[None, :], inside, weight2)
         s = tl.where(valid[None, :], s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
         level = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that has seen no key yet
@@ -147,8 +149,9 @@ def forward(
 
 @triton.jit
 def backward_query(
-    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, norm,
-    dout, dout_at, delta, dq, dq_at, dM, dg, dslopes, heads, n, scale, scale2, weight2,
+    q, q_at, k, k_at, v, v_at, padding, padding_at, mask, mask_at, r, low, r_at, key_r, key_low, key_r_at,
+    M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, norm, dout, dout_at, delta, dq, dq_at, dM, dg, dslopes,
+    heads, n, N, scale, scale2, weight2,
     P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
@@ -178,39 +181,27 @@ def backward_query(
     top = tl.load(norm + line * 2, mask=real, other=float("inf"))
     share = tl.load(norm + line * 2 + 1, mask=real, other=0.0)
     if r is not None:
-        r += b * r_at
-        if low is not None:
-            low += b * r_at
-        if M is not None:
-            M = _base(M, M_at, b, h)
-        if g is not None:
-            g = _base(g, g_at, b, h)
-        here, placed = positions(r, low, rows, real, P, 1)
-        c = coefficients(M, M_at, g, g_at, slopes, h, rows, real, placed, scale2, P, FULL, 1)
-    if bias is not None:
-        bias = _base(bias, bias_at, b, h) + rows.to(tl.int64)[:, None] * bias_at[2]
+        here, placed = positions(r, low, b * r_at, rows, real, P, 1)
+        c = coefficients(M, M_at, g, g_at, slopes, b, h, rows, real, placed, scale2, P, FULL, 1)
 
     FORMS: tl.constexpr = (P * (P + 1) // 2 if FULL else 1) if dM is not None else 0
     LINEARS: tl.constexpr = P if dg is not None else 0
     SLOPES: tl.constexpr = 3 if dslopes is not None else 0
     moments = zeros(FORMS + LINEARS + SLOPES, BLOCK_I)
     sums = tl.full((BLOCK_I, WIDTH), 0.0, tl.float32)
-    for start in range(0, n, BLOCK_J):
+    for start in range(0, N, BLOCK_J):
         columns = start + tl.arange(0, BLOCK_J)
-        valid = _seen(mask, b, n, columns)
+        exists = columns < N
+        valid = _unpadded(padding, padding_at, b, h, columns, exists)
         keys = _tile(k + start * k_n + keys_at, valid, SIZE, WIDTH)
         values = _tile(v + start * v_n + values_at, valid, VALUE_SIZE, VALUE_WIDTH)
         s = _dot(queries, tl.trans(keys), BY_HAND) * scale2
         if r is not None:
-            there, seen = positions(r, low, columns, columns < n, P, 0)
+            there, seen = positions(key_r, key_low, b * key_r_at, columns, exists, P, 0)
             d = differences(s, there, here, P, low is not None, BY_HAND)
             s = add_terms(s, d, c, seen, M is not None, g is not None, slopes is not None, FULL, P, UNPLACED)
-        if bias is not None:
-            inside = real[:, None] & (columns < n)[None, :]
-            s += (
-                tl.load(bias + columns.to(tl.int64)[None, :] * bias_at[3], mask=inside, other=0.0).to(tl.float32)
-                * weight2
-            )
+        inside = real[:, None] & exists[None, :]
+        s = _add_tables(s, bias, bias_at, mask, mask_at, b, h, rows[:, None], columns[None, :], inside, weight2)
         p = tl.exp2(tl.where(valid[None, :], s, float("-inf")) - top[:, None]) * share[:, None]
         ds = p * (_dot(dy, tl.trans(values), BY_HAND) - mean[:, None])
         if FORMS + LINEARS + SLOPES > 0:
@@ -240,21 +231,22 @@ def backward_query(
 
 @triton.jit
 def backward_key(
-    q, q_at, k, k_at, v, v_at, mask, r, low, r_at, M, M_at, g, g_at, slopes, bias, bias_at, norm,
-    dout, dout_at, delta, dk, dk_at, dv, dv_at, heads, n, scale, scale2, weight2,
+    q, q_at, k, k_at, v, v_at, padding, padding_at, mask, mask_at, r, low, r_at, key_r, key_low, key_r_at,
+    M, M_at, g, g_at, slopes, bias, bias_at, norm, dout, dout_at, delta, dk, dk_at, dv, dv_at,
+    heads, n, N, scale, scale2, weight2,
     P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
     BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """Gradients of BLOCK_J keys and values. Scores stand transposed: keys down, queries across."""
-    tiles = tl.cdiv(n, BLOCK_J)
+    tiles = tl.cdiv(N, BLOCK_J)
     block, pair = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     b, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
     one = tl.full((), 1, tl.int64)
     first = block * BLOCK_J
     columns = first + tl.arange(0, BLOCK_J)
-    real = columns < n
-    valid = _seen(mask, b, n, columns)
+    real = columns < N
+    valid = _unpadded(padding, padding_at, b, h, columns, real)
     q_n, k_n, v_n, dout_n = one * q_at[2], one * k_at[2], one * v_at[2], one * dout_at[2]
     dk_n, dv_n = one * dk_at[2], one * dv_at[2]
     queries_at, dy_at = _offsets(q_n, BLOCK_I, WIDTH), _offsets(dout_n, BLOCK_I, VALUE_WIDTH)
@@ -264,16 +256,7 @@ def backward_key(
     q, dout = _base(q, q_at, b, h), _base(dout, dout_at, b, h)
     line = (b * heads + h) * n
     if r is not None:
-        r += b * r_at
-        if low is not None:
-            low += b * r_at
-        if M is not None:
-            M = _base(M, M_at, b, h)
-        if g is not None:
-            g = _base(g, g_at, b, h)
-        there, seen = positions(r, low, columns, real, P, 1)
-    if bias is not None:
-        bias = _base(bias, bias_at, b, h) + columns.to(tl.int64)[:, None] * bias_at[3]
+        there, seen = positions(key_r, key_low, b * key_r_at, columns, real, P, 1)
 
     key_sums = tl.full((BLOCK_J, WIDTH), 0.0, tl.float32)
     value_sums = tl.full((BLOCK_J, VALUE_WIDTH), 0.0, tl.float32)
@@ -287,14 +270,12 @@ def backward_key(
         mean = tl.load(delta + line + rows, mask=inside, other=0.0)
         s = _dot(keys, tl.trans(queries), BY_HAND) * scale2
         if r is not None:
-            here, placed = positions(r, low, rows, inside, P, 0)
-            c = coefficients(M, M_at, g, g_at, slopes, h, rows, inside, placed, scale2, P, FULL, 0)
+            here, placed = positions(r, low, b * r_at, rows, inside, P, 0)
+            c = coefficients(M, M_at, g, g_at, slopes, b, h, rows, inside, placed, scale2, P, FULL, 0)
             d = differences(s, there, here, P, low is not None, BY_HAND)
             s = add_terms(s, d, c, seen, M is not None, g is not None, slopes is not None, FULL, P, UNPLACED)
-        if bias is not None:
-            both = real[:, None] & inside[None, :]
-            across = rows.to(tl.int64)[None, :] * bias_at[2]
-            s += tl.load(bias + across, mask=both, other=0.0).to(tl.float32) * weight2
+        both = real[:, None] & inside[None, :]
+        s = _add_tables(s, bias, bias_at, mask, mask_at, b, h, rows[None, :], columns[:, None], both, weight2)
         p = tl.exp2(tl.where(valid[:, None], s, float("-inf")) - top[None, :]) * share[None, :]
         value_sums += _dot(_cast(p, dy.dtype, BY_HAND), dy, BY_HAND)
         ds = p * (_dot(values, tl.trans(dy), BY_HAND) - mean[None, :])

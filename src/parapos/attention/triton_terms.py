@@ -14,17 +14,21 @@ import triton.language as tl
 
 
 @triton.jit
-def positions(r, low, rows, valid, P: tl.constexpr, AXIS: tl.constexpr):
-    """Where these tokens are, 0 if nowhere, and whether they are anywhere; both with a new dimension AXIS."""
+def positions(r, low, first, rows, valid, P: tl.constexpr, AXIS: tl.constexpr):
+    """Where these tokens are, 0 if nowhere, and whether they are anywhere; both with a new dimension AXIS.
+
+    first: where the sample's positions begin.
+    """
     out = ()
-    x = tl.load(r + rows * P, mask=valid, other=0.0)
+    at = first + rows * P
+    x = tl.load(r + at, mask=valid, other=0.0)
     placed = x == x
     for u in tl.static_range(P):
-        x = tl.load(r + rows * P + u, mask=valid, other=0.0)
+        x = tl.load(r + at + u, mask=valid, other=0.0)
         out = out + (tl.expand_dims(tl.where(placed, x, 0.0), AXIS),)
     if low is not None:
         for u in tl.static_range(P):
-            out = out + (tl.expand_dims(tl.load(low + rows * P + u, mask=valid, other=0.0), AXIS),)
+            out = out + (tl.expand_dims(tl.load(low + at + u, mask=valid, other=0.0), AXIS),)
     return out, tl.expand_dims(placed, AXIS)
 
 
@@ -36,14 +40,14 @@ def _coefficient(pointers, valid, factor, placed, AXIS: tl.constexpr):
 
 @triton.jit
 def coefficients(
-    M, M_at, g, g_at, slopes, head, rows, valid, placed, scale2, P: tl.constexpr, FULL: tl.constexpr, AXIS: tl.constexpr
+    M, M_at, g, g_at, slopes, b, h, rows, valid, placed, scale2, P: tl.constexpr, FULL: tl.constexpr, AXIS: tl.constexpr
 ):
     """What multiplies functions of D in these queries' scores."""
     out = ()
     rows = rows.to(tl.int64)
     if M is not None:
+        at = M + b * M_at[0] + h * M_at[1] + rows * M_at[2]
         if FULL:
-            at = M + rows * M_at[2]
             for u in tl.static_range(P):
                 for w in tl.static_range(u):
                     above = _coefficient(at + w * M_at[3] + u * M_at[4], valid, scale2, placed, AXIS)
@@ -51,12 +55,13 @@ def coefficients(
                     out = out + (above + below,)
                 out = out + (_coefficient(at + u * M_at[3] + u * M_at[4], valid, scale2, placed, AXIS),)
         else:
-            out = out + (_coefficient(M + rows * M_at[2], valid, scale2, placed, AXIS),)
+            out = out + (_coefficient(at, valid, scale2, placed, AXIS),)
     if g is not None:
+        at = g + b * g_at[0] + h * g_at[1] + rows * g_at[2]
         for u in tl.static_range(P):
-            out = out + (_coefficient(g + rows * g_at[2] + u * g_at[3], valid, scale2, placed, AXIS),)
+            out = out + (_coefficient(at + u * g_at[3], valid, scale2, placed, AXIS),)
     if slopes is not None:
-        slope = tl.load(slopes + head).to(tl.float32) * -1.4426950408889634
+        slope = tl.load(slopes + h).to(tl.float32) * -1.4426950408889634
         out = out + (tl.where(placed, slope, 0.0),)
     return out
 

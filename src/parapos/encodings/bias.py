@@ -115,8 +115,8 @@ class LookHere(Encoding):
 
     def bias(self, r: Positions, keys: Positions | None = None) -> Tensor:
         """The bias for multiplier 1, (B or 1, H, n, N), made once for all layers."""
-        keys = r if keys is None else keys
-        return r.once(("lookhere", tuple(self.directions), keys), lambda: self._bias(r.r, keys.r))
+        to = r if keys is None else keys
+        return r.once(("lookhere", tuple(self.directions), keys), lambda: self._bias(r.r, to.r))
 
     def _bias(self, r: Tensor, keys: Tensor) -> Tensor:
         d = (keys[:, None, :, :] - r[:, :, None, :]).nan_to_num(nan=0.0)
