@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import claims, support
+from tools import blocks, claims, support
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
@@ -30,6 +30,19 @@ def test_code_runs(page: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+@pages
+def test_blocks_are_their_files(page: Path) -> None:
+    """What `python -m tools.blocks` would write is what stands there."""
+    assert page.read_text() == blocks.filled(page.read_text())
+
+
+def test_every_block_is_found() -> None:
+    """A marker that is misspelt would be passed over in silence."""
+    for page in PAGES:
+        text = page.read_text()
+        assert len(re.findall("<!-- /?benchmarks/", text)) == 2 * len(blocks.BLOCK.findall(text)), page
 
 
 def test_claims_table_is_the_codes() -> None:

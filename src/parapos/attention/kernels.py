@@ -58,8 +58,8 @@ class Kernel:
     """One way to compute attention.
 
     refuse: why it cannot serve a call, or None. describe: what would run, in words. memory: an estimate. run: the
-    output (B, H, n, w). is_fused: scores are never all in memory, or take 8 MiB at most. rank: `auto` takes the lowest that
-    does not refuse. by_name: why `auto` passes over this kernel and it must be asked for, or None.
+    output (B, H, n, w). is_fused: scores are never all in memory, or take 8 MiB at most. rank: `auto` takes the lowest
+    that does not refuse. by_name: why `auto` passes over this kernel and it must be asked for, or None.
     """
 
     name: str
