@@ -50,6 +50,7 @@ def test_our_columns_at_32(dtype, limit):
     ("dtype", "init", "tripled", "tv"), [("fp16", 2e-3, 6e-3, 2.5e-4), ("bf16", 0.03, 0.08, 2.5e-3)]
 )
 def test_our_columns_at_64(dtype, init, tripled, tv):
+    """Columns as they are, also where the kernel would rather form its scores from D."""
     found = rows(64, dtype)
     ours = [found[setting, "parapos"] for setting in ("init", "3x")]
     assert ours[0].logit_error <= init
