@@ -214,7 +214,10 @@ def parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--quick", action="store_true", help="smallest size and two rounds: a smoke test, not a result")
     bench.add_argument(
-        "--trained", type=Path, metavar="RUN", help="measures with the numbers of this trained run, at 1x to 8x its size"
+        "--trained",
+        type=Path,
+        metavar="RUN",
+        help="measures with the numbers of this trained run, at 1x to 8x its size",
     )
     bench.add_argument(
         "--out", type=Path, default=Path("bench-attention"), metavar="PATH", help="writes PATH.json, PATH.md, PATH.png"

@@ -14,7 +14,6 @@ from parapos.attention import Distance, Quadratic, fused
 
 from .budget import TRAINING, Case, assert_within_budget, full, make_case
 
-
 kernels = pytest.mark.parametrize("kernel", ["reference", *TRAINING])
 encodings = pytest.mark.parametrize("name", parapos.list_encodings())
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import parapos
-
 from parapos.attention import KERNELS, Kernel, Peak, fused, kernels, reference, register_kernel
 
 from .budget import TRAINING, full, make_case

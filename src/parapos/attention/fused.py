@@ -126,7 +126,9 @@ def _taylor(x: Tensor, e: Sequence[int], f: Sequence[int]) -> Tensor:
         return torch.stack([_taylor(x, axis, f) for axis in axes]).sum(0)
     if any(b > a for a, b in zip(e, f, strict=True)):
         return torch.zeros_like(x[0])
-    return function(x, [a - b for a, b in zip(e, f, strict=True)]) * prod([comb(a, b) for a, b in zip(e, f, strict=True)])
+    return function(x, [a - b for a, b in zip(e, f, strict=True)]) * prod(
+        [comb(a, b) for a, b in zip(e, f, strict=True)]
+    )
 
 
 def fits(coefficients: Tensor, bound: Tensor, scale: float, dtype: torch.dtype) -> bool:

@@ -91,7 +91,9 @@ def _call(case: str, kept: Sequence[Layer], mode: str) -> Callable[[], object]:
         for q, k, v, terms, scale in kept:
             leaves = [x.detach().requires_grad_() for x in (q, k, v)]
             if case == "parapos":
-                tensors = [{n: x.detach().requires_grad_() for n, x in t.tensors().items() if n in t.learned} for t in terms]
+                tensors = [
+                    {n: x.detach().requires_grad_() for n, x in t.tensors().items() if n in t.learned} for t in terms
+                ]
                 terms = [replace(t, **found) for t, found in zip(terms, tensors, strict=True)]  # type: ignore[type-var]
                 leaves += [x for found in tensors for x in found.values()]
             out = CASES[case](*leaves[:3], terms, scale)
