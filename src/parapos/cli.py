@@ -44,37 +44,25 @@ def _bench_attention(args: argparse.Namespace) -> None:
     import torch
 
     from .bench import attention as bench_attention
+    from .bench import measure
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("parapos bench attention: --device cuda: torch finds no CUDA device here")
     torch.set_num_threads(args.threads)
+    plot: Any = None
     if args.trained is not None:
-        _bench_trained(args)
-        return
-    results = bench_attention.run(device=args.device, seconds=args.seconds, quick=args.quick)
-    print(bench_attention.markdown(results))
+        if args.device != "cpu":
+            raise UserError("parapos bench attention: --trained measures on the CPU; leave --device out")
+        from .bench import trained  # needs more than torch
+
+        results = trained.run(args.trained, seconds=args.seconds, quick=args.quick)
+        told = trained.markdown(results)
+    else:
+        results = bench_attention.run(device=args.device, seconds=args.seconds, quick=args.quick)
+        told, plot = bench_attention.markdown(results), bench_attention.plot
+    print(told)
     try:
-        wrote(bench_attention.write(results, args.out))
-    except OSError as error:
-        raise UserError(f"parapos bench attention: {describe(error)}") from None
-
-
-def _bench_trained(args: argparse.Namespace) -> None:
-    import json
-
-    from .bench import trained
-
-    if args.device != "cpu":
-        raise UserError("parapos bench attention: --trained measures on the CPU; leave --device out")
-    factors = trained.FACTORS[:1] if args.quick else trained.FACTORS
-    results = trained.run(args.trained, factors=factors, seconds=args.seconds)
-    print(trained.markdown(results))
-    try:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        paths = [args.out.with_name(args.out.name + end) for end in (".json", ".md")]
-        paths[0].write_text(json.dumps(results, indent=1) + "\n")
-        paths[1].write_text(trained.markdown(results) + "\n")
-        wrote(paths)
+        wrote(measure.write(results, told, plot, args.out))
     except OSError as error:
         raise UserError(f"parapos bench attention: {describe(error)}") from None
 
@@ -214,7 +202,10 @@ def parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--quick", action="store_true", help="smallest size and two rounds: a smoke test, not a result")
     bench.add_argument(
-        "--trained", type=Path, metavar="RUN", help="measures with the numbers of this trained run, at 1x to 8x its size"
+        "--trained",
+        type=Path,
+        metavar="RUN",
+        help="measure with the numbers of this trained run, at 1x to 8x its size",
     )
     bench.add_argument(
         "--out", type=Path, default=Path("bench-attention"), metavar="PATH", help="writes PATH.json, PATH.md, PATH.png"
