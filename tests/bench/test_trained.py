@@ -26,7 +26,7 @@ def test_layers_have_twelve_heads_and_the_same_attention():
     kept = trained.layers(net, [torch.rand(1, 3, 16, 16)])
     assert len(kept) == 2
     for q, k, v, terms, scale in kept:
-        assert q.shape == k.shape == v.shape == (1, trained.HEADS, 17, trained.HEAD_DIM)
+        assert q.shape == k.shape == v.shape == (1, trained.HEADS, 16, trained.HEAD_DIM)
         out = trained._attention(trained.OURS, q, k, v, terms, scale)
         torch.testing.assert_close(out[:, 0], out[:, 2])  # repeats of one head
         assert not torch.allclose(out, trained._attention(trained.PLAIN, q, k, v, terms, scale))
