@@ -58,13 +58,13 @@ def _values(axis: str) -> list[tuple[str, int]]:
 # fewer and with more keys than queries; tokens without a position, positions in float64.
 FEW: list[dict[str, Any]] = [
     dict(),
-    dict(term="M", p=3, keys=140, special="mask", dtype=torch.bfloat16),
+    dict(term="M", p=3, keys=140, special="mask", dtype=torch.bfloat16, heads=1),
     dict(term="g", p=4, keys=9, special="padding", dtype=torch.float16),
-    dict(term="alpha", p=1, special="mask", n=70),
+    dict(term="alpha", p=1, special="mask", n=70, heads=1),
     dict(term="alpha, g", keys=30, special="far"),
     dict(term="slopes", keys=40, special="unplaced", heads=4),
     dict(term="bias", special="earlier", dtype=torch.bfloat16),
-    dict(term="M, bias", n=70, keys=20, special="mask"),
+    dict(term="M, bias", n=70, keys=20, special="mask", heads=1),
     dict(term="none", n=1, keys=30, special="mask"),
     dict(special="padding", sizes=(40, 24), p=3),
 ]
@@ -111,8 +111,8 @@ def test_every_term_dtype_and_size(
 
 def test_tiles_of_the_table(interpreter: Callable[..., Any]) -> None:
     """As on a GPU, with tiles that differ from pass to pass."""
-    interpreter(within_budget, TermCase(dtype=torch.float16, n=70, special="padding"), tiles=None)
-    interpreter(within_budget, TermCase(dtype=torch.float16, n=20, keys=70, special="mask"), tiles=None)
+    interpreter(within_budget, TermCase(dtype=torch.float16, n=70, special="padding", heads=1), tiles=None)
+    interpreter(within_budget, TermCase(n=20, keys=40, special="mask", heads=1), tiles=None)
 
 
 @pytest.mark.full
@@ -124,9 +124,9 @@ def test_values_with_a_mean(interpreter: Callable[..., Any]) -> None:
     interpreter(within_budget, case, tiles=triton.Tiles(512, 512, 4, 1))
 
 
-@pytest.mark.parametrize("options", [dict(n=70), dict(term="slopes", n=5, keys=140, special="mask")], ids=name)
+@pytest.mark.parametrize("options", [dict(n=70), dict(term="slopes", keys=140, special="mask")], ids=name)
 def test_repeats_to_the_last_bit(interpreter: Callable[..., Any], options: dict[str, Any]) -> None:
-    case = TermCase(dtype=torch.bfloat16, **options)
+    case = TermCase(dtype=torch.bfloat16, heads=1, **options)
     first, second = interpreter(numbers, case), interpreter(numbers, case)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -134,11 +134,11 @@ def test_repeats_to_the_last_bit(interpreter: Callable[..., Any], options: dict[
 @pytest.mark.parametrize("keys", [None, 50])
 def test_padding_never_matters(interpreter: Callable[..., Any], keys: int | None) -> None:
     """Whatever stands in padded keys and values, outputs and gradients are equal to the last bit, and 0 for padding."""
-    case = TermCase("M, g", n=40, keys=keys, special="padding")
+    case = TermCase("M, g", n=20, keys=keys, special="padding")
     assert case.mask is not None
     hidden = ~case.mask[:, None, :, None]
     before = interpreter(numbers, case)
-    for fill in (1e4, torch.nan, torch.inf):
+    for fill in (torch.nan, torch.inf):
         for name in "kv":
             case.tensors[name].masked_fill_(hidden, fill)
         after = interpreter(numbers, case)
@@ -211,8 +211,9 @@ def empty_samples(case: TermCase) -> dict[str, Tensor]:
     return numbers(case)
 
 
-@pytest.mark.parametrize("term", ["M, g", "slopes", "none"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("term", "dtype"), [("M, g", torch.float32), ("slopes", torch.bfloat16), ("none", torch.float32)], ids=str
+)
 def test_empty_samples(interpreter: Callable[..., Any], term: str, dtype: torch.dtype) -> None:
     found = interpreter(empty_samples, TermCase(term, dtype, special="padding"))
     for name, x in found.items():
