@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 from statistics import fmean
+from typing import Any
+
+from parapos.experiments import tables
+from parapos.experiments.store import Evaluation
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 PAGE = (RESULTS / "desk-forms.md").read_text(encoding="utf-8")
@@ -33,21 +37,42 @@ def test_quantiles_and_limits() -> None:
     assert f"| 16 parabolas, as trained | {row['1x']} | {row['2x']} | {row['4x']} |" in PAGE
 
 
+def cells(study: str) -> list[dict[str, Any]]:
+    """A line for each evaluation of a study."""
+    grid = tables.resolve(tables.load(study), Path("runs"), {})
+    found = tables.read_raw(RESULTS / study).by_evaluation
+    lines: list[dict[str, Any]] = []
+    for (data, row, column), repeats in grid.places.items():
+        for seed, repeat in zip(grid.table.seeds, repeats, strict=True):
+            evaluation = repeat.evaluation
+            assert isinstance(evaluation, Evaluation)
+            metrics = found[repeat.run.name, str(evaluation)]
+            scaled = evaluation.position_scale != 1
+            place = dict(data=data, row=row, column=column, seed=seed, size=evaluation.size, interpolated=scaled)
+            lines.append({**place, **metrics})
+    return lines
+
+
+def choices() -> dict[tuple[str, str], float]:
+    """Top-1 in percent by row and column."""
+    return {(x["row"], x["column"]): 100 * x["top1"] for x in cells("desk-forms-choice")}
+
+
 def test_the_script_saw_the_runs_of_the_table() -> None:
-    cells = {(row["row"], row["column"]): float(row["top1"]) for row in rows("desk-forms-choice/cells.csv")}
+    top1 = choices()
     for row in rows("desk-forms/decay.csv"):
         if row["what"] == "limit" and float(row["at"]) == 0:
             name = row["run"].removeprefix("desk_digits-").removesuffix("-30")
             for column in ("1x", "2x", "4x"):
-                assert abs(100 * cells[name, column] - float(row[column])) < 0.6, (name, column)  # one image of 178
+                assert abs(top1[name, column] - float(row[column])) < 0.6, (name, column)  # one image of 178
 
 
 def test_the_choice_follows_the_rule() -> None:
-    cells = {(row["row"], row["column"]): 100 * float(row["top1"]) for row in rows("desk-forms-choice/cells.csv")}
+    top1 = choices()
     figures: dict[str, tuple[float, float, float]] = {}
     for name in ("direct-no-floor", "direct-floor"):
-        means = (fmean(cells[name, column + end] for column in LARGER) for end in ("", " interpolated"))
-        figures[name] = (cells[name, "1x"], *means)
+        means = (fmean(top1[name, column + end] for column in LARGER) for end in ("", " interpolated"))
+        figures[name] = (top1[name, "1x"], *means)
     told = {"bounded": "bounded:", "positive": "a positive diagonal", "fast-g": "W_g stored at"}
     for row in rows("desk-forms-choice/variants.csv"):
         means = (fmean(float(row[column + end]) for column in LARGER) for end in ("", " interpolated"))
@@ -61,14 +86,14 @@ def test_the_choice_follows_the_rule() -> None:
 
 
 def test_what_the_page_says_of_test_images() -> None:
-    cells = rows("desk-forms/cells.csv")
+    study = cells("desk-forms")
     told = " ".join(PAGE.split())
 
     def gap(one: str, other: str, data: str, *, interpolated: bool) -> str:
         means = []
         for name in (one, other):
-            some = [x for x in cells if (x["row"], x["data"]) == (name, data) and int(x["size"]) > 32]
-            means.append(fmean(100 * float(x["top1"]) for x in some if (x["position_scale"] != "1.0") == interpolated))
+            some = [x for x in study if (x["row"], x["data"]) == (name, data) and x["size"] > 32]
+            means.append(fmean(100 * x["top1"] for x in some if x["interpolated"] == interpolated))
         return f"{abs(means[0] - means[1]):.1f}"
 
     for sentence, other, interpolated in (
@@ -83,7 +108,7 @@ def test_what_the_page_says_of_test_images() -> None:
 
 def test_sixteen_parabolas_are_those_of_the_desk_study() -> None:
     keys = ("data", "seed", "column", "loss", "top1")
-    desk = {tuple(x[key] for key in keys) for x in rows("desk/cells.csv") if x["row"] == "pape"}
-    ours = {tuple(x[key] for key in keys) for x in rows("desk-forms/cells.csv") if x["row"] == "m-16"}
+    desk = {tuple(x[key] for key in keys) for x in cells("desk") if x["row"] == "pape"}
+    ours = {tuple(x[key] for key in keys) for x in cells("desk-forms") if x["row"] == "m-16"}
     assert ours
     assert ours <= desk

@@ -16,7 +16,6 @@ from .commands.base import (
     UserError,
     command,
     describe,
-    guarded,
     image_size,
     integer,
     names,
@@ -45,29 +44,30 @@ def _bench_attention(args: argparse.Namespace) -> None:
     import torch
 
     from .bench import attention as bench_attention
+    from .bench import measure
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("parapos bench attention: --device cuda: torch finds no CUDA device here")
     torch.set_num_threads(args.threads)
+    plot: Any = None
     if args.trained is not None:
-        guarded("bench attention", _bench_trained)(args)
-        return
-    results = bench_attention.run(device=args.device, seconds=args.seconds, quick=args.quick)
-    print(bench_attention.markdown(results))
+        if args.device != "cpu":
+            raise UserError("parapos bench attention: --trained measures on the CPU; leave --device out")
+        from .bench import trained  # needs more than torch
+
+        try:
+            results = trained.run(args.trained, seconds=args.seconds, quick=args.quick)
+        except (ValueError, OSError, RuntimeError) as error:
+            raise UserError(f"parapos bench attention: {describe(error)}") from None
+        told = trained.markdown(results)
+    else:
+        results = bench_attention.run(device=args.device, seconds=args.seconds, quick=args.quick)
+        told, plot = bench_attention.markdown(results), bench_attention.plot
+    print(told)
     try:
-        wrote(bench_attention.write(results, args.out))
+        wrote(measure.write(results, told, plot, args.out))
     except OSError as error:
         raise UserError(f"parapos bench attention: {describe(error)}") from None
-
-
-def _bench_trained(args: argparse.Namespace) -> None:
-    from .bench import trained
-
-    if args.device != "cpu":
-        raise UserError("parapos bench attention: --trained measures on the CPU; leave --device out")
-    results = trained.run(args.trained, seconds=args.seconds, quick=args.quick)
-    print(trained.markdown(results))
-    wrote(trained.write(results, args.out))
 
 
 ALIASES = {"--devices": "--run.devices", "--strategy": "--run.strategy", "--num-nodes": "--run.nodes"}  # of train
@@ -205,7 +205,10 @@ def parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--quick", action="store_true", help="smallest size and two rounds: a smoke test, not a result")
     bench.add_argument(
-        "--trained", type=Path, metavar="RUN", help="measure with the numbers of this trained run, at 1x to 8x its size"
+        "--trained",
+        type=Path,
+        metavar="RUN",
+        help="measure with the numbers of this trained run, at 1x to 8x its size",
     )
     bench.add_argument(
         "--out", type=Path, default=Path("bench-attention"), metavar="PATH", help="writes PATH.json, PATH.md, PATH.png"

@@ -10,7 +10,7 @@ import parapos
 from parapos import analysis
 from parapos.analysis import Heads, Parts
 from parapos.analysis import scores as analysis_scores
-from parapos.attention.reference import attention
+from parapos.attention import attend
 from parapos.blocks import Encoder
 from parapos.cli import main
 from parapos.training import fit
@@ -78,8 +78,8 @@ def test_parts_make_the_attention(encoding, pool, monkeypatch):
     net, images = model(encoding, pool=pool).double(), torch.rand(2, 3, 16, 24, dtype=torch.float64)
     seen = []
 
-    def spy(q, k, v, terms, mask=None, *, scale, **options):
-        out, weights = attention(q, k, v, terms, mask, scale)
+    def spy(q, k, v, terms, mask, scale, **options):
+        out, weights = attend(q, k, v, terms, mask, scale, return_weights=True)
         seen.append(weights)
         return out
 
@@ -102,8 +102,8 @@ def test_padding_is_neither_query_nor_key(monkeypatch):
     tokens[torch.arange(7) >= length[:, None]] = torch.nan
     seen = []
 
-    def spy(q, k, v, terms, mask=None, *, scale, **options):
-        out, weights = attention(q, k, v, terms, mask, scale)
+    def spy(q, k, v, terms, mask, scale, **options):
+        out, weights = attend(q, k, v, terms, mask, scale, return_weights=True)
         seen.append(weights)
         return out
 

@@ -7,7 +7,11 @@ B batch, H heads, n queries, N keys.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,7 +24,7 @@ from parapos.attention.kernels import Call
 from . import criterion
 from .criterion import DTYPES
 
-__all__ = ["DTYPES", "FORWARD", "TRAINING", "Case", "assert_within_budget", "excess", "full", "make_case"]
+__all__ = ["DTYPES", "FORWARD", "TRAINING", "Case", "assert_within_budget", "excess", "fed", "full", "make_case"]
 
 LOOSE = 5e-4  # fused float32: total variation of a row, relative error of a gradient
 MOST_WEIGHTS = 700  # keys up to which all weights are compared
@@ -34,6 +38,20 @@ def _serving(needs_grad: bool) -> list[str]:
 
 
 TRAINING, FORWARD = _serving(True), _serving(False)
+
+
+@contextmanager
+def fed() -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Queries and keys, with their columns, that the fused kernel gives to PyTorch's attention in this context."""
+    calls, name = [], "_scaled_dot_product_flash_attention_for_cpu"
+    attention = getattr(torch.ops.aten, name)
+
+    def spy(q: Tensor, k: Tensor, *rest: Any, **options: Any) -> Any:
+        calls.append((q.clone(), k.clone()))
+        return attention(q, k, *rest, **options)
+
+    with patch.object(torch.ops.aten, name, spy):
+        yield calls
 
 
 def full(*values: object) -> object:

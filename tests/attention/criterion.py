@@ -1,7 +1,7 @@
 """The error budget: a kernel may be off by twice what the reference in the same dtype is off by; gradients thrice.
 
 Distances are root mean squares; the largest single error may be twice its own allowance, because it is one number of
-many, and luck. Where the reference is exact by luck, one unit in the last place is allowed.
+many, and luck. Where the reference is exact by luck, half a unit in the last place is allowed, one for a single error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ def excess(ours: Numbers, theirs: Numbers, truth: Numbers, dtype: torch.dtype, s
     for name, exact in truth.items():
         assert torch.isfinite(ours[name]).all(), name
         factor = 2 if name == "out" else 3
-        ulp = torch.finfo(dtype).eps * (exact.abs().max() or largest)
+        eps = torch.finfo(dtype).eps
+        least = eps * (exact.square().mean().sqrt() / 2 or largest), eps * (exact.abs().max() or largest)
         allowed, mine = (theirs[name] - exact).abs(), (ours[name] - exact).abs()
-        rms = mine.square().mean().sqrt() / (factor * allowed.square().mean().sqrt() + ulp)
-        top = mine.max() / (2 * factor * allowed.max() + ulp)
+        rms = mine.square().mean().sqrt() / torch.maximum(factor * allowed.square().mean().sqrt(), least[0])
+        top = mine.max() / torch.maximum(2 * factor * allowed.max(), least[1])
         found[name] = max(rms.nan_to_num(0.0).item(), top.nan_to_num(0.0).item())
     return found
 

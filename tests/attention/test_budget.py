@@ -1,4 +1,4 @@
-"""Every registered encoding x kernel x dtype x p, self- and cross-attention, within the reference's error budget."""
+"""Every registered encoding x kernel x dtype x p, with masks and without, within the error budget of the reference."""
 
 from __future__ import annotations
 

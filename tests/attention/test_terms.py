@@ -15,7 +15,7 @@ from parapos.attention import Distance, Polynomial, Quadratic, Relative, Table, 
 from parapos.attention import terms as definitions
 from parapos.attention.basis import Exponents, contract
 
-from .budget import FORWARD, TRAINING, full
+from .budget import FORWARD, TRAINING, fed, full
 
 kernels = pytest.mark.parametrize("kernel", ["reference", *TRAINING])
 COUNT = 9
@@ -139,25 +139,11 @@ def test_distance_is_blind_to_nothing_but_missing_positions() -> None:
     assert scores.tolist() == [[0, -10, 0], [-10, 0, 0], [0, 0, 0]]
 
 
-def widened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
-    """Queries and keys as they are given to PyTorch by the fused kernel from now on, with their columns."""
-    seen: list[tuple[Tensor, Tensor]] = []
-    widen = fused._widen
-
-    def spy(*args: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        wide = widen(*args)
-        seen.append(wide[:2])
-        return wide
-
-    monkeypatch.setattr(fused, "_widen", spy)
-    return seen
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("p", "full_form", "multiple"), [(1, 2, 2), (2, 5, 4), (3, 9, 6), (4, 14, 8)])
 @pytest.mark.parametrize("unplaced", [False, True])
 def test_explain_counts_the_columns_that_run(
-    p: int, full_form: int, multiple: int, unplaced: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    p: int, full_form: int, multiple: int, unplaced: bool, dtype: torch.dtype
 ) -> None:
     """Minimal features, one more for the constant of a query (in half precision where a key may have no position), and
     three products of each in half precision."""
@@ -171,9 +157,9 @@ def test_explain_counts_the_columns_that_run(
     ):
         count = count + 1 if dtype == torch.float32 else 3 * (count + unplaced)
         width = -(-(24 + count) // 8) * 8
-        seen = widened(monkeypatch)
-        parapos.attend(q, k, k, [term], kernel="fused")
-        ((query, key),) = seen
+        with fed() as calls:
+            parapos.attend(q, k, k, [term], kernel="fused")
+        ((query, key),) = calls
         assert query.shape[-1] == key.shape[-1] == width
         used = [x[..., 24:].float().abs().amax((0, 1, 2)) > 0 for x in (query, key)]
         assert (used[0] | used[1]).sum() == count, (query[..., 24:].abs().amax((0, 1, 2)), count)
@@ -184,9 +170,7 @@ def test_explain_counts_the_columns_that_run(
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float16, 1e-4), (torch.bfloat16, 2e-3)])
 @pytest.mark.parametrize("shift", [0.0, 1e4])
 @pytest.mark.parametrize("cross", [False, True])
-def test_columns_are_the_scores(
-    dtype: torch.dtype, most: float, shift: float, cross: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_are_the_scores(dtype: torch.dtype, most: float, shift: float, cross: bool) -> None:
     """With a column for the constant, up to nothing at all; also keys without a position, and keys elsewhere."""
     g = torch.Generator().manual_seed(0)
     r = 9 * torch.rand(1, 20, 2, generator=g, dtype=torch.float64) + shift
@@ -195,9 +179,9 @@ def test_columns_are_the_scores(
     form = -torch.eye(2).expand(1, 1, 20, 2, 2) * 0.1
     term = Quadratic(form, 0.1 * torch.randn(1, 1, 20, 2, generator=g), r, keys)
     q, k = torch.zeros(1, 1, 20, 8, dtype=dtype), torch.zeros(1, 1, 13 if cross else 20, 8, dtype=dtype)
-    seen = widened(monkeypatch)
-    parapos.attend(q, k, k, [term], kernel="fused")
-    ((query, key),) = seen
+    with fed() as calls:
+        parapos.attend(q, k, k, [term], kernel="fused")
+    ((query, key),) = calls
     error = query.double() @ key.double().mT - term.scores(torch.float64)
     assert error.abs().max() < most
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest.mock import patch
+
 import pytest
 import torch
+from torch import Tensor
 
 import parapos
+from parapos import Positions, Quadratic
+from parapos.attention import fused
 
-from .budget import DTYPES, Case, assert_within_budget, full, make_case
+from .budget import DTYPES, Case, assert_within_budget, fed, full, make_case
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 FORMS: dict[str, dict[str, object]] = {
@@ -53,3 +59,82 @@ def trained(form: str, p: int, n: int, dtype: torch.dtype, **options: object) ->
 )
 def test_trained_forms(form: str, p: int, n: int, dtype: torch.dtype) -> None:
     assert_within_budget(trained(form, p, n, dtype), "fused")
+
+
+# The largest error of a logit that columns of half precision may bring, as fused.py states it. Rounding falls as it
+# likes, so a single logit of many may be off by twice as much.
+LOGIT = {torch.bfloat16: 2e-3, torch.float16: 5e-4}
+SCALE = 2.0  # so that the range of float16 is no limit
+
+
+def at_the_limit(term: Quadratic, q: Tensor, scale: float) -> Quadratic:
+    """The term with the steepest multiple of its form that columns are used for, to a fifth."""
+    assert term.M is not None
+    made, M = fused.columns(term, q, q), term.M
+    while fused.fits(replace(term, M=1.2 * M).coefficients(torch.float32), made.bound, scale, q.dtype):
+        M = 1.2 * M
+    assert fused.fits(replace(term, M=M).coefficients(torch.float32), made.bound, scale, q.dtype)
+    return replace(term, M=M)
+
+
+def check_half(dtype: torch.dtype, p: int) -> None:
+    """The steepest form whose scores are columns has logits that are as exact as promised."""
+    g = torch.Generator().manual_seed(p)
+    r = Positions.of(20 * torch.rand(1, 300, p, generator=g))
+    root, q = torch.randn(1, 2, 300, p, p, generator=g), torch.zeros(1, 2, 300, 16, dtype=dtype)
+    term = at_the_limit(Quadratic(-1e-4 * root @ root.mT, None, r), q, SCALE)
+    with fed() as calls:
+        parapos.attend(q, q, q, [term], scale=SCALE, kernel="fused")
+    ((query, key),) = calls
+    assert query.shape[-1] > 16
+    error = (query.double() @ key.double().mT - term.scores(torch.float64)) * SCALE
+    error = error - error.mean(-1, keepdim=True)  # what all keys share, softmax takes away
+    assert error.abs().max() <= 2 * LOGIT[dtype], f"{error.abs().max() / LOGIT[dtype]:.2f} of what is allowed"
+
+
+def check_single() -> None:
+    """The steepest form whose scores are columns in float32 keeps weights and gradients in the budget."""
+    case = trained("low rank", 2, 600, torch.float32)
+    heads, x = case.tensors["q"], case.tensors["x"]
+
+    def accepted(factor: float) -> bool:
+        with torch.no_grad():
+            case.encoding.w_p.mul_(factor)
+            (term,) = case.encoding(x, heads, heads, case.r)[2]
+            made = fused.columns(term, heads, heads)
+            return fused.fits(term.coefficients(torch.float32), made.bound, case.encoding.scale, torch.float32)
+
+    while accepted(1.1):
+        pass
+    assert accepted(1 / 1.1)
+    assert_within_budget(case, "fused")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "p"), [(torch.bfloat16, 1), (torch.bfloat16, 3), (torch.float16, 1), (torch.float16, 2)]
+)
+def test_the_allowance_of_half_precision(dtype: torch.dtype, p: int) -> None:
+    """It holds, and neither ten times the allowance nor a tenth of the rounding it is estimated from would."""
+    check_half(dtype, p)
+    for constants, factor in ((fused.ALLOWED, 10), (fused.ROUNDING, 0.1)):
+        with patch.dict(constants, {dtype: factor * constants[dtype]}), pytest.raises(AssertionError, match="allowed"):
+            check_half(dtype, p)
+
+
+def test_the_allowance_of_float32() -> None:
+    check_single()
+    for constants, factor in ((fused.ALLOWED, 10), (fused.ROUNDING, 0.1)):
+        changed = patch.dict(constants, {torch.float32: factor * constants[torch.float32]})
+        with changed, pytest.raises(AssertionError, match="error over allowance"):
+            check_single()
+
+
+def test_float16_never_overflows() -> None:
+    """Products of columns stay in its range, however large scale and form are allowed to be by rounding alone."""
+    g = torch.Generator().manual_seed(0)
+    r = Positions.of(20 * torch.rand(1, 50, 2, generator=g))
+    q, k, v = torch.randn(3, 1, 1, 50, 16, generator=g).half().unbind()
+    for steep in (1e2, 1e3, 1e4, 1e5):
+        term = Quadratic(-steep * torch.eye(2).expand(1, 1, 50, 2, 2), None, r)
+        found, want = (parapos.attend(q, k, v, [term], scale=1e-4, kernel=kernel) for kernel in ("fused", "reference"))
+        torch.testing.assert_close(found, want, rtol=1e-2, atol=1e-2)

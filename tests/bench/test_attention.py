@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from parapos.bench import attention as bench
+from parapos.bench import measure
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -22,6 +23,10 @@ def results():
     return bench.run(quick=True)
 
 
+def write(results, prefix):
+    return measure.write(results, bench.markdown(results), bench.plot, prefix)
+
+
 def test_quick_run(results, tmp_path):
     expected = {(case, dtype, mode) for case in bench.CASES for dtype in bench.DTYPES for mode in bench.MODES}
     for kind in ("time", "memory"):
@@ -33,12 +38,19 @@ def test_quick_run(results, tmp_path):
     assert results["torch"] == torch.__version__
     assert results["machine"]
 
-    paths = bench.write(results, tmp_path / "new" / "attention.v1")
+    paths = write(results, tmp_path / "new" / "attention.v1")
     assert [path.name for path in paths] == ["attention.v1.json", "attention.v1.md", "attention.v1.png"]
     assert json.loads(paths[0].read_text()) == results
     lines = paths[1].read_text().splitlines()
     assert sum(line.startswith("| parapos ") for line in lines) == 4
     assert paths[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_quick_run_says_that_it_is_no_result(results):
+    assert results["quick"] == "a smoke test, not a result"
+    assert bench.markdown(results).startswith("A SMOKE TEST, NOT A RESULT (--quick)\n")
+    slow = {key: value for key, value in results.items() if key != "quick"}
+    assert "SMOKE" not in bench.markdown(slow)
 
 
 def test_memory_counts_inputs_and_outputs(results):
@@ -50,7 +62,7 @@ def test_memory_counts_inputs_and_outputs(results):
 
 def test_without_matplotlib(results, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert [path.suffix for path in bench.write(results, tmp_path / "x")] == [".json", ".md"]
+    assert [path.suffix for path in write(results, tmp_path / "x")] == [".json", ".md"]
     assert "matplotlib is missing" in capsys.readouterr().err
 
 

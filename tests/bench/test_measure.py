@@ -56,3 +56,26 @@ def test_time_is_positive():
 @pytest.mark.parametrize("name", ["machine", "device", "threads", "torch"])
 def test_machine(name):
     assert measure.machine("cpu")[name]
+
+
+def test_rounds_keep_to_their_bounds():
+    assert list(measure.rounds(0.0, (2, 9))) == [0, 1]
+    assert list(measure.rounds(1e9, (2, 5))) == [0, 1, 2, 3, 4]
+
+
+def test_cases_take_turns():
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "abc"}
+    times = measure.in_turn(calls, lambda call: (call(), float(len(order)))[1], 1e9, (1, 3))
+    assert "".join(order) == "abcbcacab"
+    assert times == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
+
+
+def test_shares_are_of_the_seconds_that_are_left(monkeypatch):
+    clock = iter([0.0, 0.0, 4.0, 12.0])
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    assert list(measure.shares(["a", "b", "c"], 12.0)) == [("a", 4.0), ("b", 4.0), ("c", 0.0)]
+
+
+def test_results_without_a_plot(tmp_path):
+    assert [path.name for path in measure.write({"a": 1}, "text", None, tmp_path / "x")] == ["x.json", "x.md"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parapos.bench import measure
 from parapos.bench import tokenizer as bench
 from parapos.commands import bench_tokenizer as command
 from parapos.commands.base import UserError
@@ -29,8 +30,11 @@ def test_quick_run(results, tmp_path):
     assert results["machine"]
     assert results["threads"] == 1
     assert {"numba", "numpy"} <= results.keys()
+    assert results["quick"] == measure.SMOKE
+    assert bench.markdown(results).startswith("A SMOKE TEST, NOT A RESULT (--quick)\n")
 
-    paths = bench.write(results, tmp_path / "new" / "tokenizer.v1")
+    prefix = tmp_path / "new" / "tokenizer.v1"
+    paths = measure.write(results, bench.markdown(results), bench.plot, prefix)
     assert [path.name for path in paths] == ["tokenizer.v1.json", "tokenizer.v1.md", "tokenizer.v1.png"]
     assert json.loads(paths[0].read_text()) == results
     lines = paths[1].read_text().splitlines()
@@ -39,18 +43,19 @@ def test_quick_run(results, tmp_path):
 
 
 def test_cases_take_turns_and_rates_are_events_over_seconds(monkeypatch):
-    order = []
+    order, seconds = [], {}
 
     def timed(call):
         order.append(call)
-        return 0.5 + 0.25 * (len(order) % 3)  # 0.75, 1, 0.5 for the three cases, in turn
+        return seconds.setdefault(call, (0.75, 1.0, 0.5)[len(seconds) % 3])  # of the three cases
 
     monkeypatch.setattr(bench, "timed", timed)
     found = bench.run(quick=True)["speed"]
     assert [round(100_000 / x["events_per_second"], 9) for x in found] == 4 * [0.75, 1.0, 0.5]
     for start in range(0, len(order), 9):
-        assert len(set(order[start : start + 9])) == 3
-        assert order[start : start + 3] == order[start + 3 : start + 6] == order[start + 6 : start + 9]
+        one, two, three = cases = order[start : start + 3]
+        assert len(set(cases)) == 3
+        assert order[start + 3 : start + 9] == [two, three, one, three, one, two]  # another one first each round
 
 
 @pytest.mark.parametrize("kind", bench.KINDS)
@@ -91,7 +96,7 @@ def test_command(monkeypatch, tmp_path, capsys):
     asked = {}
     monkeypatch.setattr(bench, "run", lambda **found: asked.update(found) or {})
     monkeypatch.setattr(bench, "markdown", lambda results: "a table")
-    monkeypatch.setattr(bench, "write", lambda results, prefix: [prefix])
+    monkeypatch.setattr(measure, "write", lambda results, told, plot, prefix: [prefix])
     args = options("--seconds", "3", "--events", "5000", "--out", str(tmp_path / "x"))
     args.run(args)
     assert asked == dict(seconds=3.0, events=5000, quick=False)

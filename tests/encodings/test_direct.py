@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import parapos
 from parapos import create_encoding
 from parapos.encodings.parabolic import FLOOR, STEEPNESS
-from tests.attention.budget import DTYPES, FUSED, assert_within_budget, make_case
+from tests.attention.budget import DTYPES, TRAINING, assert_within_budget, make_case
 
 DIMS = [1, 2, 3, 4]
 
@@ -161,7 +161,7 @@ def test_what_it_becomes_is_saved_and_folding_changes_nothing():
 
 @pytest.mark.parametrize("p", DIMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kernel", FUSED)
+@pytest.mark.parametrize("kernel", TRAINING)
 def test_error_budget(p, dtype, kernel):
     assert_within_budget(make_case("pape", p=p, dtype=dtype, form="direct"), kernel)
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +136,7 @@ def measure_time(
         for case in cases:
             prepare(case, warm, device)()
         calls = {case: prepare(case, setting, device) for case in cases}
-        times: dict[str, list[float]] = {case: [] for case in cases}
-        start = time.perf_counter()
-        for done in range(rounds[1]):
-            if done >= rounds[0] and time.perf_counter() - start > seconds:
-                break
-            turn = done % len(cases)  # nobody always comes after the same one
-            for case in [*cases[turn:], *cases[:turn]]:
-                times[case].append(measure.timed(calls[case], device))
-    return times
+        return measure.in_turn(calls, partial(measure.timed, device=device), seconds, rounds)
 
 
 def measure_memory(case: str, setting: Setting, device: str) -> int:
@@ -162,12 +154,12 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 def run(*, device: str = "cpu", seconds: float = SECONDS, quick: bool = False) -> dict[str, Any]:
     """Measure everything: the memory of one call each, then timings for about `seconds`, at least two rounds.
 
-    quick: the smallest grid and two rounds. Progress goes to stderr. Returns what `write` stores.
+    quick: the smallest grid and two rounds, a smoke test. Progress goes to stderr. Returns what is stored.
     """
     grids, rounds = (GRIDS[:1], (2, 2)) if quick else (GRIDS, ROUNDS)
     settings = [Setting(grid, dtype, mode) for grid in grids for dtype in DTYPES for mode in MODES]
     memory, timing = [], []
-    survived: dict[Setting, list[str]] = {}
+    survivors: dict[Setting, list[str]] = {}  # settings that plain attention survived too
     for setting in settings:
         measure.progress(f"memory: {setting}")
         peaks = {case: measure.apart(measure_memory, case, setting, device) for case in CASES}
@@ -175,19 +167,16 @@ def run(*, device: str = "cpu", seconds: float = SECONDS, quick: bool = False) -
         for case, peak in peaks.items():
             ratio = peak / plain if peak and plain else None
             memory.append({"case": case, **asdict(setting), "tokens": setting.tokens, "bytes": peak, "ratio": ratio})
-        survived[setting] = [case for case in CASES if peaks[case] is not None]
-    start = time.perf_counter()
-    for index, setting in enumerate(settings):
-        if PLAIN not in survived[setting]:
-            continue
-        share = (seconds - (time.perf_counter() - start)) / (len(settings) - index)
-        times = measure_time(survived[setting], setting, device, share, rounds)
+        if plain is not None:
+            survivors[setting] = [case for case in CASES if peaks[case] is not None]
+    for setting, share in measure.shares(list(survivors), seconds):
+        times = measure_time(survivors[setting], setting, device, share, rounds)
         measure.progress(f"time: {setting}: {len(times[PLAIN])} rounds")
         for case, values in times.items():
             what = {"case": case, **asdict(setting), "tokens": setting.tokens, "seconds": statistics.median(values)}
             timing.append({**what, **measure.spread(values, times[PLAIN])})
     return {
-        **measure.machine(device),
+        **measure.machine(device, quick=quick),
         "heads": HEADS,
         "head_dim": HEAD_DIM,
         "time": timing,
@@ -196,13 +185,16 @@ def run(*, device: str = "cpu", seconds: float = SECONDS, quick: bool = False) -
     }
 
 
+def _select(entries: Sequence[dict[str, Any]], *key: str) -> list[dict[str, Any]]:
+    """The entries of a case, dtype and mode."""
+    return [x for x in entries if (x["case"], x["dtype"], x["mode"]) == key]
+
+
 def _exponents(memory: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """How memory grows with N: over all sizes, and over the two largest."""
     out = []
     for case, dtype, mode in ((c, d, m) for m in MODES for d in DTYPES for c in CASES):
-        found = [
-            x for x in memory if (x["case"], x["dtype"], x["mode"]) == (case, dtype, mode) and x["bytes"] is not None
-        ]
+        found = [x for x in _select(memory, case, dtype, mode) if x["bytes"] is not None]
         sizes, values = [x["tokens"] for x in found], [x["bytes"] for x in found]
         fits = {
             name: exponent(sizes[-count:], values[-count:]) if len(sizes) >= count else None
@@ -215,9 +207,9 @@ def _exponents(memory: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def markdown(results: dict[str, Any]) -> str:
     """The results as text: one table per mode, ratios to plain attention with the quartiles of the rounds."""
     sizes = sorted({x["tokens"] for x in results["memory"]})
-    where = f"{results['machine']}, {results['device']}, threads: {results['threads']}, torch {results['torch']}"
     parts = [
-        f"Attention of {HEADS} heads of {HEAD_DIM} on {where}.",
+        *measure.warning(results),
+        f"Attention of {HEADS} heads of {HEAD_DIM} on {measure.where(results)}.",
         f"Time: median ratio to {PLAIN} (quartiles; rounds). Memory: ratio of the peaks of one call, inputs included.",
     ]
     header = ["case", "dtype", *(f"time, N = {n}" for n in sizes), *(f"memory, N = {n}" for n in sizes)]
@@ -225,14 +217,12 @@ def markdown(results: dict[str, Any]) -> str:
     for mode in MODES:
         rows = []
         for fit in (x for x in results["exponents"] if x["mode"] == mode):
-            key = (fit["case"], fit["dtype"], mode)
-
-            def cells(kind: str, key: tuple[str, str, str] = key) -> list[str]:
-                found = {x["tokens"]: x for x in results[kind] if (x["case"], x["dtype"], x["mode"]) == key}
-                return [_cell(found.get(n)) for n in sizes]
-
-            powers = ["not measured" if fit[x] is None else f"{fit[x]:.2f}" for x in ("all", "largest_two")]
-            rows.append([*key[:2], *cells("time"), *cells("memory"), *powers])
+            cells = [fit["case"], fit["dtype"]]
+            for kind in ("time", "memory"):
+                found = {x["tokens"]: x for x in _select(results[kind], *cells[:2], mode)}
+                cells += [_cell(found.get(n)) for n in sizes]
+            cells += ["not measured" if fit[x] is None else f"{fit[x]:.2f}" for x in ("all", "largest_two")]
+            rows.append(cells)
         parts += [f"{mode}:", text.table(header, rows, left=2)]
     return "\n\n".join(parts)
 
@@ -242,18 +232,14 @@ def _cell(entry: dict[str, Any] | None) -> str:
         return "not measured"
     if "bytes" in entry:
         return f"{entry['bytes'] / 2**20:.1f} MiB" if entry["case"] == PLAIN else f"{entry['ratio']:.2f}x"
-    if entry["case"] == PLAIN:
-        return f"{entry['seconds'] * 1000:.1f} ms"
-    low, high = entry["quartiles"]
-    return f"{entry['ratio']:.2f}x ({low:.2f} to {high:.2f}; {entry['rounds']})"
+    return f"{entry['seconds'] * 1000:.1f} ms" if entry["case"] == PLAIN else measure.show_ratio(entry)
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Ratios of time and memory over N, a row of panels per mode; float32 solid, bfloat16 dashed."""
-    import matplotlib
+    from ..experiments import plots
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    pyplot = plots.load_pyplot()
     from matplotlib.lines import Line2D
 
     colours = dict(zip(CASES, ("#000000", "#0072B2", "#56B4E9", "#E69F00", "#CC79A7", "#009E73"), strict=True))
@@ -263,11 +249,8 @@ def plot(results: dict[str, Any], path: Path) -> None:
     for row, mode in zip(axes, MODES, strict=True):
         for axis, kind in zip(row, ("time", "memory"), strict=True):
             for case, dtype in ((c, d) for c in CASES for d in DTYPES):
-                points = [
-                    (x["tokens"], x["ratio"])
-                    for x in results[kind]
-                    if (x["case"], x["dtype"], x["mode"]) == (case, dtype, mode) and x["ratio"] is not None
-                ]
+                found = _select(results[kind], case, dtype, mode)
+                points = [(x["tokens"], x["ratio"]) for x in found if x["ratio"] is not None]
                 if points:
                     axis.plot(*zip(*points, strict=True), styles[dtype], color=colours[case], marker="o", markersize=4)
             axis.set(xscale="log", yscale="log", title=f"{mode}: {'time' if kind == 'time' else 'peak memory'}")
@@ -283,11 +266,5 @@ def plot(results: dict[str, Any], path: Path) -> None:
     handles = [Line2D([], [], color=colours[case], label=case) for case in CASES]
     handles += [Line2D([], [], color="grey", linestyle=styles[d], label=d) for d in DTYPES]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle(f"{results['machine']}, threads: {results['threads']}, torch {results['torch']}", fontsize=10)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def write(results: dict[str, Any], prefix: Path) -> list[Path]:
-    """PREFIX.json, PREFIX.md and, with matplotlib, PREFIX.png. Returns what was written."""
-    return measure.write(results, markdown(results), plot, prefix)
+    figure.suptitle(". ".join([*measure.warning(results), measure.where(results)]), fontsize=10)
+    plots.save(figure, path)

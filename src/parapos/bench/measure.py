@@ -1,4 +1,5 @@
-"""How the benchmarks measure: seconds of a call, peak memory in a fresh process, the machine, and what they write."""
+"""How the benchmarks measure: seconds of calls in turn, peak memory in a fresh process, the machine, and what they
+write."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -23,6 +24,7 @@ from ..malloc import release_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
+SMOKE = "a smoke test, not a result"  # what --quick measures
 
 
 def cpu_name() -> str:
@@ -51,6 +53,43 @@ def timed(call: Callable[[], object], device: str) -> float:
     before = time.perf_counter()
     call()
     return time.perf_counter() - before
+
+
+def shares(things: Sequence[T], seconds: float) -> Iterator[tuple[T, float]]:
+    """Each thing with its equal share of the seconds that are left for it and those after it."""
+    start = time.perf_counter()
+    for index, thing in enumerate(things):
+        yield thing, (seconds - (time.perf_counter() - start)) / (len(things) - index)
+
+
+def rounds(seconds: float, bounds: tuple[int, int]) -> Iterator[int]:
+    """Counts rounds from 0 until `seconds` are over. bounds: the least and the most rounds."""
+    start = time.perf_counter()
+    for done in range(bounds[1]):
+        if done >= bounds[0] and time.perf_counter() - start > seconds:
+            return
+        yield done
+
+
+def rotated(things: Iterable[T], by: int) -> list[T]:
+    """Starts with another thing in each round, so that none always follows the same one."""
+    order = list(things)
+    turn = by % len(order)
+    return order[turn:] + order[:turn]
+
+
+def in_turn(
+    calls: Mapping[str, Callable[[], object]],
+    clock: Callable[[Callable[[], object]], float],
+    seconds: float,
+    bounds: tuple[int, int],
+) -> dict[str, list[float]]:
+    """What the clock says per case and round, the cases in turn; rounds as in `rounds`."""
+    times: dict[str, list[float]] = {case: [] for case in calls}
+    for done in rounds(seconds, bounds):
+        for case in rotated(calls, done):
+            times[case].append(clock(calls[case]))
+    return times
 
 
 def spread(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
@@ -110,14 +149,31 @@ def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | No
         return None
 
 
-def machine(device: str) -> dict[str, Any]:
-    """Where results come from."""
+def machine(device: str, *, quick: bool = False) -> dict[str, Any]:
+    """Where results come from, and whether they are none: those of --quick."""
     return {
         "machine": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         "device": device,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        **({"quick": SMOKE} if quick else {}),
     }
+
+
+def where(results: Mapping[str, Any]) -> str:
+    """The machine of the results in words."""
+    return f"{results['machine']}, {results['device']}, threads: {results['threads']}, torch {results['torch']}"
+
+
+def warning(results: Mapping[str, Any]) -> list[str]:
+    """What must stand above the results of --quick."""
+    return [f"{results['quick'].upper()} (--quick)"] if "quick" in results else []
+
+
+def show_ratio(entry: Mapping[str, Any]) -> str:
+    """Median ratio, quartiles and rounds of an entry that `spread` made."""
+    low, high = entry["quartiles"]
+    return f"{entry['ratio']:.2f}x ({low:.2f} to {high:.2f}; {entry['rounds']})"
 
 
 def commit() -> str | None:

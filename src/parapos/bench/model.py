@@ -12,6 +12,7 @@ are in it.
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import time
 import tomllib
@@ -145,6 +146,12 @@ def prepare(net: ViT, optimizer: torch.optim.AdamW | None, setting: Setting) -> 
     return infer if optimizer is None else train
 
 
+def step(net: ViT, mode: str, setting: Setting) -> Callable[[], object]:
+    """One step of a mode as a call, on the setting's device; inference with PaPE's W_b folded."""
+    net = (net if mode == "training" else fold(net)).to(setting.device)
+    return prepare(net, adamw(net) if mode == "training" else None, setting)
+
+
 def _tiny(row: Row, model: str) -> ViT:
     """The same operators on next to no numbers, to warm up with."""
     return build(row, model, dim=16 * REGISTRY[model][1]["heads"], depth=1, mlp_dim=32)
@@ -153,15 +160,11 @@ def _tiny(row: Row, model: str) -> ViT:
 def measure_memory(row: Row, mode: str, setting: Setting) -> int:
     """Peak bytes of the model and a step; of two in training, as the first makes the moments. For a fresh process."""
 
-    def step(net: ViT, setting: Setting) -> Callable[[], object]:
-        net = (net if mode == "training" else fold(net)).to(setting.device)
-        return prepare(net, adamw(net) if mode == "training" else None, setting)
-
     def make() -> Callable[[], object]:
-        call = step(build(row, setting.model), setting)
+        call = step(build(row, setting.model), mode, setting)
         return (lambda: [call(), call()]) if mode == "training" else call
 
-    step(_tiny(row, setting.model), replace(setting, size=WARM_UP_SIZE, batch=1))()
+    step(_tiny(row, setting.model), mode, replace(setting, size=WARM_UP_SIZE, batch=1))()
     return measure.peak_memory(make, setting.device)
 
 
@@ -218,22 +221,16 @@ def analytic(row: Row, model: str, size: int) -> dict[str, float] | None:
     return {mode: gflops(row.encoding, training=mode == "training", **parabolas) for mode in MODES}
 
 
-def _folded(net: ViT) -> ViT:
-    """As it serves: PaPE's W_b folded. All other parameters are shared with net."""
-    shared = {id(p): p for p in net.parameters()}
-    return fold(copy.deepcopy(net, shared))
-
-
 def measure_time(
     nets: dict[Row, ViT], state: defaultdict[Any, Any], setting: Setting, seconds: float, rounds: int
 ) -> dict[tuple[str, Row], list[float]]:
     """Seconds per mode, row and round. Rounds go on for `seconds`; LEAST_ROUNDS at least, `rounds` at most."""
     device = setting.device
-    served = {row: _folded(net) for row, net in nets.items()}
+    # Inference has PaPE's W_b folded, in copies that share all other parameters.
+    served = {row: fold(copy.deepcopy(net, {id(p): p for p in net.parameters()})) for row, net in nets.items()}
     steps = {("inference", row): prepare(net, None, setting) for row, net in served.items()}
     steps |= {("training", row): prepare(net, adamw(net, state), setting) for row, net in nets.items()}
-
-    def warm(row: Row) -> None:
+    for row in nets:  # warm up
         tiny = _tiny(row, setting.model).to(device)
         for optimizer in (None, adamw(tiny)):
             prepare(tiny, optimizer, replace(setting, size=WARM_UP_SIZE, batch=1))()
@@ -242,19 +239,14 @@ def measure_time(
             for mode in MODES:
                 steps[mode, row]()
 
-    for row in nets:
-        warm(row)
     times: dict[tuple[str, Row], list[float]] = {key: [] for key in steps}
-    least, done, start = min(rounds, LEAST_ROUNDS), 0, time.perf_counter()
-    told = start
-    while done < least or (done < rounds and time.perf_counter() - start < seconds):
-        turn = done % len(nets)
+    least, start, told = min(rounds, LEAST_ROUNDS), time.perf_counter(), -math.inf
+    for turn in measure.rounds(seconds, (least, rounds)):
         for mode in MODES:
-            for row in [*nets][turn:] + [*nets][:turn]:
+            for row in measure.rotated(nets, turn):
                 times[mode, row].append(measure.timed(steps[mode, row], device))
-        done += 1
-        now = time.perf_counter()
-        if done == 1 or now - told > 10:
+        done, now = turn + 1, time.perf_counter()
+        if now - told > 10:
             told, each = now, (now - start) / done
             left = max(least - done, min(rounds - done, (seconds - (now - start)) / each), 0) * each
             measure.progress(f"time: {setting}: round {done} of at most {rounds}, about {left:.0f} s left")
@@ -337,19 +329,16 @@ def _all_time(
     rows: Sequence[Row], settings: Sequence[Setting], memory: Sequence[dict[str, Any]], seconds: float, rounds: int
 ) -> list[dict[str, Any]]:
     """Rows whose process did not survive the memory measurement are left out."""
-    trunk = build(rows[0], settings[0].model).to(settings[0].device)
-    nets, state = {rows[0]: trunk}, defaultdict[Any, Any](dict)
-    for row in rows[1:]:
+    nets, state = dict[Row, ViT](), defaultdict[Any, Any](dict)
+    for row in rows:
         nets[row] = build(row, settings[0].model).to(settings[0].device)
-        share(nets[row], trunk)
+        share(nets[row], nets[rows[0]])  # one by one, so that there is never more than one trunk too many
     out: list[dict[str, Any]] = []
-    start = time.perf_counter()
-    for index, setting in enumerate(settings):
+    for setting, left in measure.shares(settings, seconds):
         lost = {x["row"] for x in memory if x["size"] == setting.size and x["bytes"] is None}
         some = {row: net for row, net in nets.items() if str(row) not in lost}
         if rows[0] not in some:
             continue
-        left = (seconds - (time.perf_counter() - start)) / (len(settings) - index)
         times = measure_time(some, state, setting, left, rounds)
         for (mode, row), values in times.items():
             what = {"row": str(row), "size": setting.size, "mode": mode, "seconds": statistics.median(values)}

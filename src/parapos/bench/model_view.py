@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import text
+from . import measure
 from .model import BASE, MODES, paper
 
 UNMEASURED, UNKNOWN = "not measured", "-"
 PAPER, ANALYTIC = "paper", "analytic"
 WITNESS, BASELINES = "pape m=50", ("sincos", "alibi", "rope", "rope_mixed", "lookhere")
 KINDS = {"time": "time", "memory": "peak memory"}
-
-
-def _rows(results: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    return [x for x in results["rows"] if x["size"] == size]
 
 
 def _find(results: dict[str, Any], kind: str, row: str, size: int, mode: str) -> dict[str, Any] | None:
@@ -43,19 +40,18 @@ Figure = Callable[[str], float | None]  # of a row
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: what a row's figure is, and how it is shown."""
+    """A column of a table: what a row's figure is, and how it is shown if not in a format."""
 
     title: str
     figure: Figure
-    show: Callable[[str], str]
+    form: str = "{:.2f}"
+    told: Callable[[str], str] | None = None
 
-
-def _column(title: str, figure: Figure, form: str, end: str = "") -> Column:
-    def show(row: str) -> str:
-        value = figure(row)
-        return UNKNOWN if value is None else f"{value:{form}}{end}"
-
-    return Column(title, figure, show)
+    def show(self, row: str) -> str:
+        if self.told is not None:
+            return self.told(row)
+        value = self.figure(row)
+        return UNKNOWN if value is None else self.form.format(value)
 
 
 def increase(figure: Figure) -> str:
@@ -75,45 +71,45 @@ def _table(names: list[str], columns: list[Column]) -> str:
     return text.table(["row", *(column.title for column in columns)], lines)
 
 
-def _parameters(results: dict[str, Any], size: int) -> list[Column]:
-    found = {x["row"]: x for x in _rows(results, size)}
+def _counted(results: dict[str, Any], size: int) -> list[Column]:
+    """Parameters and GFLOP."""
+    rows = {x["row"]: x for x in results["rows"] if x["size"] == size}
+
+    def ours(*keys: str) -> Figure:
+        def figure(row: str) -> float | None:
+            value: Any = rows.get(row)
+            for key in keys:
+                value = value and value[key]
+            return value
+
+        return figure
+
+    def theirs(column: str, form: str) -> Column:
+        return Column(PAPER, lambda row: published(results, row, size, column), form)
+
     columns = []
     for name in ("parameters", "positional"):
-
-        def ours(row: str, name: str = name) -> float | None:
-            return found[row][name] if row in found else None
-
-        def theirs(row: str, name: str = name) -> float | None:
-            return published(results, row, size, name)
-
-        columns += [_column(name, ours, ","), _column(PAPER, theirs, ",.0f")]
+        columns += [Column(name, ours(name), "{:,}"), theirs(name, "{:,.0f}")]
+    for mode in MODES:
+        columns += [Column(f"{mode} GFLOP, counted", ours("gflop", mode)), Column(ANALYTIC, ours("analytic", mode))]
+        columns.append(theirs(f"{mode}_gflop", "{:.1f}"))
     return columns
 
 
-def _gflop(results: dict[str, Any], size: int, mode: str) -> list[Column]:
-    found = {x["row"]: x for x in _rows(results, size)}
+def _costs(results: dict[str, Any], size: int) -> list[Column]:
+    """Time and memory as ratios; of the row without an encoding the figures themselves."""
 
-    def ours(how: str) -> Figure:
-        return lambda row: found[row][how][mode] if row in found and found[row][how] else None
+    def ours(mode: str, kind: str) -> Column:
+        def ratio(row: str) -> float | None:
+            entry = _find(results, kind, row, size, mode)
+            return None if entry is None else entry["ratio"]
 
-    return [
-        _column(f"{mode} GFLOP, counted", ours("gflop"), ".2f"),
-        _column(ANALYTIC, ours("analytic"), ".2f"),
-        _column(PAPER, lambda row: published(results, row, size, f"{mode}_gflop"), ".1f"),
-    ]
+        return Column(f"{mode} {KINDS[kind]}", ratio, told=lambda row: _measured(results, kind, row, size, mode))
 
+    def theirs(mode: str, kind: str) -> Column:
+        return Column(PAPER, lambda row: paper_ratio(results, row, size, f"{mode}_{kind}"), "{:.2f}x")
 
-def _cost(results: dict[str, Any], size: int, mode: str, kind: str) -> list[Column]:
-    """Time or memory, as ratios; of the row without an encoding the figure itself."""
-
-    def ratio(row: str) -> float | None:
-        found = _find(results, kind, row, size, mode)
-        return None if found is None else found["ratio"]
-
-    return [
-        Column(f"{mode} {KINDS[kind]}", ratio, lambda row: _measured(results, kind, row, size, mode)),
-        _column(PAPER, lambda row: paper_ratio(results, row, size, f"{mode}_{kind}"), ".2f", "x"),
-    ]
+    return [column(mode, kind) for mode in MODES for kind in KINDS for column in (ours, theirs)]
 
 
 def _measured(results: dict[str, Any], kind: str, row: str, size: int, mode: str) -> str:
@@ -130,37 +126,31 @@ def _measured(results: dict[str, Any], kind: str, row: str, size: int, mode: str
 
 def where(results: dict[str, Any]) -> str:
     """Model and machine in one line."""
-    machine = f"{results['machine']}, {results['device']}, threads: {results['threads']}, torch {results['torch']}"
     at = f", commit {results['commit']}" if results["commit"] else ""
-    return f"{results['model']}, batch {results['batch']}, {results['dtype']}, on {machine}{at}"
+    return f"{results['model']}, batch {results['batch']}, {results['dtype']}, on {measure.where(results)}{at}"
 
 
 def markdown(results: dict[str, Any]) -> str:
     """Two tables per size: what was counted, and what was measured."""
     parts = [f"{where(results)}.", "\n".join(f"- {name}: {told}" for name, told in results["protocol"].items())]
     for size in results["sizes"]:
-        names = [x["row"] for x in _rows(results, size)]
+        names = [x["row"] for x in results["rows"] if x["size"] == size]
         rounds = max((x["rounds"] for x in results["time"] if x["size"] == size), default=0)
-        gflop = [column for mode in MODES for column in _gflop(results, size, mode)]
-        costs = [column for mode in MODES for kind in KINDS for column in _cost(results, size, mode, kind)]
         parts.append(f"{size} x {size} pixels, rounds: {rounds}")
-        parts += [_table(names, _parameters(results, size) + gflop), _table(names, costs)]
+        parts += [_table(names, _counted(results, size)), _table(names, _costs(results, size))]
     parts += [f"{row}: {UNMEASURED}, {why}" for row, why in results["missing"].items()]
     return "\n\n".join(parts)
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """Ratios by row at the first size, with the paper's; with more sizes also ratios over the size, PaPE alone."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from ..experiments import plots
 
     sizes = results["sizes"]
-    names = [x["row"] for x in _rows(results, sizes[0]) if x["row"] != BASE]
+    names = [x["row"] for x in results["rows"] if x["size"] == sizes[0] and x["row"] != BASE]
     tall = 1.4 + 0.27 * len(names)
     heights = [tall, tall] + ([3.6] if len(sizes) > 1 else [])
-    figure, axes = pyplot.subplots(
+    figure, axes = plots.load_pyplot().subplots(
         len(heights), 2, figsize=(11, sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
     )
     for row, mode in zip(axes, MODES, strict=False):
@@ -170,39 +160,33 @@ def plot(results: dict[str, Any], path: Path) -> None:
         for axis, kind in zip(axes[2], KINDS, strict=True):
             _by_size(axis, results, [n for n in names if n.startswith("pape")] or names, kind)
     figure.suptitle(where(results), fontsize=9)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    plots.save(figure, path)
 
 
 def _by_row(axis: Any, results: dict[str, Any], names: list[str], size: int, mode: str, kind: str) -> None:
     """Dots with quartiles, hollow ones for the paper, a line at 1."""
     axis.axvline(1, color="black", linewidth=0.8)
-    labelled: set[str] = set()
-
-    def label(name: str) -> str | None:
-        new = name not in labelled
-        labelled.add(name)
-        return name if new else None
-
     for y, row in enumerate(names):
         theirs = paper_ratio(results, row, size, f"{mode}_{kind}")
         if theirs is not None:
             style = dict(markersize=8, markerfacecolor="none", markeredgecolor="#D55E00", markeredgewidth=1.3)
-            axis.plot(theirs, y, "o", **style, label=label("paper, RTX 4090"))
+            axis.plot(theirs, y, "o", **style, label="paper, RTX 4090")
         found = _find(results, kind, row, size, mode)
         if found is None:
             axis.annotate(UNMEASURED, (1, y), (4, 0), textcoords="offset points", fontsize=7, va="center")
             continue
         if kind == "time":
             axis.plot(found["quartiles"], [y, y], color="#0072B2", linewidth=2, alpha=0.5, solid_capstyle="butt")
-        axis.plot(found["ratio"], y, "o", color="#0072B2", markersize=5, label=label("measured here"))
+        axis.plot(found["ratio"], y, "o", color="#0072B2", markersize=5, label="measured here")
     base = _measured(results, kind, BASE, size, mode)
     axis.set(title=f"{mode}: {KINDS[kind]}, {size} px", xlabel=f"ratio to no encoding ({base})")
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(axis="x", alpha=0.3)
-    if labelled:
-        axis.legend(fontsize=7, loc="best")
+    handles, labels = axis.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    if once:
+        axis.legend(once.values(), once.keys(), fontsize=7, loc="best")
 
 
 def _by_size(axis: Any, results: dict[str, Any], names: list[str], kind: str) -> None:

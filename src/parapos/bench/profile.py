@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ..encodings import fold
 from ..text import table
 from . import measure
 from . import model as bench_model
@@ -39,11 +38,8 @@ def kind(names: Sequence[str]) -> str:
 
 
 def _names(event: Any) -> list[str]:
-    names = []
-    while event is not None:
-        names.append(event.name)
-        event = event.cpu_parent
-    return names
+    """Of an operator and its callers, outermost last."""
+    return [] if event is None else [event.name, *_names(event.cpu_parent)]
 
 
 def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
@@ -57,17 +53,13 @@ def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
     out |= {"setting": str(setting), "rounds": rounds, "modes": {}}
     count = {r: bench_model.count(r, setting.model, setting.size, setting.device) for r in rows}
     for mode in MODES:
-        nets = {r: bench_model.build(r, setting.model).to(setting.device) for r in rows}
-        steps = {}
-        for r, net in nets.items():
-            train = mode == "training"
-            steps[r] = bench_model.prepare(
-                net if train else fold(net), bench_model.adamw(net) if train else None, setting
-            )
-            steps[r]()
+        nets = {r: bench_model.build(r, setting.model) for r in rows}
+        steps = {r: bench_model.step(net, mode, setting) for r, net in nets.items()}
+        for step in steps.values():
+            step()
         spent: dict[Row, defaultdict[str, list[float]]] = {r: defaultdict(list) for r in rows}
         for index in range(rounds):
-            for r in rows if index % 2 == 0 else rows[::-1]:
+            for r in measure.rotated(rows, index):
                 with profile(activities=activities) as seen:
                     steps[r]()
                     if setting.device == "cuda":
@@ -94,9 +86,8 @@ def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
 def markdown(found: dict[str, Any]) -> str:
     """One table per mode: milliseconds by kind, and the difference as a share of the model without positions."""
     lines = [
-        f"{found['setting']}, on {found['machine']}, {found['device']}, threads: {found['threads']}, "
-        f"torch {found['torch']}, commit {found['commit']}. Medians of {found['rounds']} profiled steps of each in "
-        "turn, which take longer than others."
+        f"{found['setting']}, on {measure.where(found)}, commit {found['commit']}. "
+        f"Medians of {found['rounds']} profiled steps of each in turn, which take longer than others."
     ]
     for mode, values in found["modes"].items():
         base, ours = values["ms"][BASE], values["ms"][found["row"]]

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def calls(stream: Stream) -> dict[str, tuple[Call, int]]:
     }
 
 
-def timed(call: Call) -> float:
+def timed(call: Callable[[], object]) -> float:
     """Seconds of the processor that a call takes."""
     before = time.process_time()
     call()
@@ -86,36 +87,26 @@ def run(*, seconds: float = SECONDS, events: int = EVENTS, quick: bool = False) 
     events = min(events, PYTHON_EVENTS) if quick else events
     streams = [Stream(kind, sensor, events) for sensor in SENSORS for kind in KINDS]
     rows = []
-    start = time.perf_counter()
-    for index, stream in enumerate(streams):
+    for stream, share in measure.shares(streams, seconds):
         cases = calls(stream)
         tokens = {name: len(call()) for name, (call, _) in cases.items()}  # also compiles
-        until = time.perf_counter() + (seconds - (time.perf_counter() - start)) / (len(streams) - index)
-        times: dict[str, list[float]] = {name: [] for name in cases}
-        for done in range(ROUNDS[0] if quick else ROUNDS[1]):
-            if done >= ROUNDS[0] and time.perf_counter() > until:
-                break
-            for name, (call, _) in cases.items():
-                times[name].append(timed(call))
+        bounds = (ROUNDS[0], ROUNDS[0]) if quick else ROUNDS
+        times = measure.in_turn({name: call for name, (call, _) in cases.items()}, timed, share, bounds)
         measure.progress(f"{stream.kind}, {stream.sensor}: {len(times[NUMBA])} rounds")
         for name, (_, count) in cases.items():
             rates = [count / x for x in times[name]]
             low, middle, high = statistics.quantiles(rates, n=4, method="inclusive")
             what = {**asdict(stream), "case": name, "events": count, "tokens": tokens[name]}
             rows.append({**what, "events_per_second": middle, "quartiles": [low, high], "rounds": len(rates)})
-    return {**measure.machine("cpu"), "threads": 1, "numba": _version(), "numpy": np.__version__, "speed": rows}
-
-
-def _version() -> str:
-    import numba
-
-    return numba.__version__
+    versions = {"numba": metadata.version("numba"), "numpy": np.__version__}
+    return {**measure.machine("cpu", quick=quick), "threads": 1, **versions, "speed": rows}
 
 
 def markdown(results: dict[str, Any]) -> str:
     """The results as text: million events per second with the quartiles of the rounds."""
     where = f"{results['machine']}, one core, numba {results['numba']}, NumPy {results['numpy']}"
     parts = [
+        *measure.warning(results),
         f"Spiking Patches on {where}.",
         "Million events per second of processor time, events to codes with all checks: median (quartiles; rounds).",
     ]
@@ -138,19 +129,16 @@ def _cell(entry: dict[str, Any]) -> str:
 
 def plot(results: dict[str, Any], path: Path) -> None:
     """A group of bars per stream, a bar per case, whiskers for the quartiles."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from ..experiments import plots
 
     streams = list(dict.fromkeys((x["kind"], x["sensor"]) for x in results["speed"]))
     colours = {NUMBA: "#0072B2", NUMPY: "#E69F00", PYTHON: "#999999"}
-    figure, axis = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axis = plots.load_pyplot().subplots(figsize=(8, 4.5), layout="constrained")
     for place, (case, colour) in enumerate(colours.items()):
         found = {(x["kind"], x["sensor"]): x for x in results["speed"] if x["case"] == case}
         middle = [found[stream]["events_per_second"] / 1e6 for stream in streams]
-        low, high = ([found[stream]["quartiles"][i] / 1e6 for stream in streams] for i in (0, 1))
-        errors = [[m - x for m, x in zip(middle, low, strict=True)], [x - m for m, x in zip(middle, high, strict=True)]]
+        ends = np.array([found[stream]["quartiles"] for stream in streams]).T / 1e6
+        errors = abs(ends - middle)
         centres = [i + (place - 1) * 0.27 for i in range(len(streams))]
         axis.bar(centres, middle, 0.25, yerr=errors, color=colour, label=case, capsize=3)
         for centre, value in zip(centres, middle, strict=True):
@@ -161,11 +149,6 @@ def plot(results: dict[str, Any], path: Path) -> None:
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
     axis.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12))
-    axis.set_title(f"Spiking Patches, {results['machine']}, one core", fontsize=10)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def write(results: dict[str, Any], prefix: Path) -> list[Path]:
-    """PREFIX.json, PREFIX.md and, with matplotlib, PREFIX.png. Returns what was written."""
-    return measure.write(results, markdown(results), plot, prefix)
+    title = [*measure.warning(results), f"Spiking Patches, {results['machine']}, one core"]
+    axis.set_title(". ".join(title), fontsize=10)
+    plots.save(figure, path)

@@ -2,15 +2,15 @@
 
 A trained model has steeper forms than a new one, and attention picks its method by the numbers. The run's model looks
 at one test sample at several times its size. What each layer hands to attention is kept, heads are repeated to 12 and
-padded with zeros to size 64, as in `bench.attention`, and all layers together are timed in turn with plain attention.
+filled up with zeros to size 64, as in `bench.attention`, and all layers are timed in turn with plain attention.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ from ..blocks import Attention
 from ..training import checkpoint, fit
 from ..training.recipe import RecipeError
 from . import measure
-from .attention import HEAD_DIM, HEADS, MODES, SECONDS
+from .attention import HEAD_DIM, HEADS, MODES, PLAIN
 
 FACTORS = (1, 2, 4, 8)
-ROUNDS = (5, 60)  # least and most per setting
+ROUNDS = (5, 60)
+OURS = "parapos"
 Layer = tuple[Tensor, Tensor, Tensor, list[Term], float]  # q, k, v, terms, scale
 
 
@@ -36,13 +37,10 @@ def _repeated(x: Tensor, dim: int = 1) -> Tensor:
     return x.repeat_interleave(-(-HEADS // x.shape[dim]), dim).narrow(dim, 0, HEADS)
 
 
-def _twelve(term: Term) -> Term:
-    changes = {}
-    for name in term.learned:
-        x = getattr(term, name)
-        if x is not None:
-            changes[name] = _repeated(x, 0 if x.ndim == 1 else 1)
-    return replace(term, **changes)  # type: ignore[type-var]
+def _change(term: Term, change: Callable[[Tensor], Tensor]) -> tuple[Term, list[Tensor]]:
+    """A term with its learned tensors changed, and these."""
+    new = {name: change(x) for name, x in term.tensors().items() if name in term.learned}
+    return replace(term, **new), list(new.values())  # type: ignore[type-var]
 
 
 def layers(model: nn.Module, inputs: Sequence[Tensor]) -> list[Layer]:
@@ -55,7 +53,8 @@ def layers(model: nn.Module, inputs: Sequence[Tensor]) -> list[Layer]:
         q, k, v = module.project(x)
         q, k, terms = module.encoding(x, q, k, r)
         q, k, v = (F.pad(_repeated(t), (0, max(0, HEAD_DIM - t.shape[-1]))) for t in (q, k, v))
-        found.append((q, k, v, [_twelve(term) for term in terms], module.encoding.scale))
+        terms = [_change(term, lambda x: _repeated(x, 0 if x.ndim == 1 else 1))[0] for term in terms]
+        found.append((q, k, v, terms, module.encoding.scale))
 
     hooks = [m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, Attention)]
     try:
@@ -67,22 +66,12 @@ def layers(model: nn.Module, inputs: Sequence[Tensor]) -> list[Layer]:
     return found
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], scale: float) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, scale=scale)
-
-
-def _parapos(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], scale: float) -> Tensor:
+def _attention(case: str, q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], scale: float) -> Tensor:
+    if case == PLAIN:
+        return F.scaled_dot_product_attention(q, k, v, scale=scale)
     out = attend(q, k, v, terms, scale=scale, strict=True)
     assert isinstance(out, Tensor)
     return out
-
-
-CASES: dict[str, Callable[..., Tensor]] = {"plain SDPA": _plain, "parapos": _parapos}
-
-
-def _leaves(term: Term) -> dict[str, Tensor]:
-    """What a term learns, as new leaves by name."""
-    return {name: x.detach().requires_grad_() for name, x in term.tensors().items() if name in term.learned}
 
 
 def _call(case: str, kept: Sequence[Layer], mode: str) -> Callable[[], object]:
@@ -91,78 +80,57 @@ def _call(case: str, kept: Sequence[Layer], mode: str) -> Callable[[], object]:
     def forward() -> None:
         with torch.no_grad():
             for layer in kept:
-                CASES[case](*layer)
+                _attention(case, *layer)
 
     def training() -> None:
         for q, k, v, terms, scale in kept:
             leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-            if case == "parapos":
-                learned = [_leaves(term) for term in terms]
-                terms = [replace(t, **new) for t, new in zip(terms, learned, strict=True)]  # type: ignore[type-var]
-                leaves += [x for new in learned for x in new.values()]
-            out = CASES[case](*leaves[:3], terms, scale)
+            if case == OURS:
+                changed = [_change(term, lambda x: x.detach().requires_grad_()) for term in terms]
+                terms = [term for term, _ in changed]
+                leaves += [x for _, learned in changed for x in learned]
+            out = _attention(case, leaves[0], leaves[1], leaves[2], terms, scale)
             torch.autograd.grad(out, leaves, torch.ones_like(out))
 
     return forward if mode == MODES[0] else training
 
 
-def run(folder: Path, *, seconds: float = SECONDS, quick: bool = False) -> dict[str, Any]:
+def run(folder: Path, *, seconds: float = 120.0, quick: bool = False) -> dict[str, Any]:
     """Ratios for a run at several times the size of its data, each measured for about an equal share of `seconds`.
 
-    quick: the size of training alone and two rounds. Progress goes to stderr. Returns what `write` stores.
+    quick: the size of training alone and two rounds, a smoke test.
     """
-    factors, rounds = (FACTORS[:1], (2, 2)) if quick else (FACTORS, ROUNDS)
     recipe = fit.load_run(folder)
     if not recipe.data.size:
         raise RecipeError(f"{folder}: dataset {recipe.data.name} has no size that could grow; take a run on images")
     model, _ = checkpoint.load_weights(folder / "weights.safetensors")
+    factors, bounds = (FACTORS[:1], (2, 2)) if quick else (FACTORS, ROUNDS)
     rows = []
-    settings = [(factor, mode) for factor in factors for mode in MODES]
-    start = time.perf_counter()
-    for index, (factor, mode) in enumerate(settings):
+    for (factor, mode), share in measure.shares([(f, m) for f in factors for m in MODES], seconds):
         size = recipe.data.size
-        larger = size * factor if isinstance(size, int) else (size[0] * factor, size[1] * factor)
-        sample = recipe.dataset("test", size=larger)[0]
+        size = (size[0] * factor, size[1] * factor) if isinstance(size, tuple) else size * factor
+        sample = recipe.dataset("test", size=size)[0]
         inputs = [torch.as_tensor(sample[name])[None] for name in model.inputs]  # type: ignore[union-attr]
         kept = layers(model, inputs)
-        calls = {case: _call(case, kept, mode) for case in CASES}
-        times: dict[str, list[float]] = {case: [] for case in CASES}
+        calls = {case: _call(case, kept, mode) for case in (PLAIN, OURS)}
         for call in calls.values():
             call()
-        share = (seconds - (time.perf_counter() - start)) / (len(settings) - index)
-        begin = time.perf_counter()
-        for done in range(rounds[1]):
-            if done >= rounds[0] and time.perf_counter() - begin > share:
-                break
-            for case in list(calls)[:: 1 if done % 2 else -1]:
-                times[case].append(measure.timed(calls[case], "cpu"))
+        times = measure.in_turn(calls, partial(measure.timed, device="cpu"), share, bounds)
         tokens = kept[0][0].shape[2]
-        measure.progress(f"{factor}x, {tokens} tokens, {mode}: {len(times['parapos'])} rounds")
-        plain, ours = times["plain SDPA"], times["parapos"]
-        rows.append(
-            {"factor": factor, "tokens": tokens, "mode": mode, "layers": len(kept), "seconds": statistics.median(plain)}
-            | measure.spread(ours, plain)
-        )
-    return {**measure.machine("cpu"), "run": folder.name, "encoding": recipe.model.encoding, "rows": rows}
+        measure.progress(f"{factor}x, {tokens} tokens, {mode}: {len(times[OURS])} rounds")
+        what = {"factor": factor, "tokens": tokens, "mode": mode, "layers": len(kept)}
+        ratios = measure.spread(times[OURS], times[PLAIN])
+        rows.append({**what, "seconds": statistics.median(times[PLAIN]), **ratios})
+    about = {"run": folder.name, "encoding": recipe.model.encoding}
+    return {**measure.machine("cpu", quick=quick), **about, "rows": rows}
 
 
 def markdown(results: dict[str, Any]) -> str:
     """The ratios as a table, with the quartiles of the rounds."""
-    where = f"{results['machine']}, threads: {results['threads']}, torch {results['torch']}"
+    what = f"All layers of a trained {results['encoding']} model, as {HEADS} heads of {HEAD_DIM}"
     cells = [
-        [
-            f"{row['factor']}x",
-            str(row["tokens"]),
-            row["mode"],
-            f"{row['seconds'] * 1000:.1f} ms",
-            f"{row['ratio']:.2f}x ({row['quartiles'][0]:.2f} to {row['quartiles'][1]:.2f}; {row['rounds']})",
-        ]
-        for row in results["rows"]
+        [f"{x['factor']}x", str(x["tokens"]), x["mode"], f"{x['seconds'] * 1000:.1f} ms", measure.show_ratio(x)]
+        for x in results["rows"]
     ]
-    head = f"All layers of a trained {results['encoding']} model, as {HEADS} heads of {HEAD_DIM}, on {where}."
-    return f"{head}\n\n" + text.table(["size", "tokens", "mode", "plain SDPA", "parapos"], cells, left=0)
-
-
-def write(results: dict[str, Any], prefix: Path) -> list[Path]:
-    """PREFIX.json and PREFIX.md. Returns what was written."""
-    return measure.write(results, markdown(results), None, prefix)
+    table = text.table(["size", "tokens", "mode", PLAIN, OURS], cells, left=0)
+    return "\n\n".join([*measure.warning(results), f"{what}, on {measure.where(results)}.", table])

@@ -14,12 +14,14 @@ def _run(args: argparse.Namespace) -> None:
     try:
         import numba  # noqa: F401
 
+        from ..bench import measure
         from ..bench import tokenizer as bench_tokenizer
     except ModuleNotFoundError as error:
         raise UserError(f"parapos bench tokenizer: {error}; install it with: pip install 'parapos[events]'") from None
     results = bench_tokenizer.run(seconds=args.seconds, events=args.events, quick=args.quick)
-    print(bench_tokenizer.markdown(results))
-    for path in bench_tokenizer.write(results, args.out):
+    told = bench_tokenizer.markdown(results)
+    print(told)
+    for path in measure.write(results, told, bench_tokenizer.plot, args.out):
         print(f"wrote {path}", file=sys.stderr)
 
 
