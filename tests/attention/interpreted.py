@@ -89,7 +89,7 @@ class TermCase:
         self.tensors |= TERMS[self.term](normal, b, h, n, count, p)
         self.r = self._positions(torch.randint(1, 9, (1 if self.special == "shared" else b, n, p), generator=g).float())
         if self.keys is not None:
-            self.key_r = self._positions(torch.randint(1, 9, (b, count, p), generator=g).float())
+            self.key_r = self._positions(torch.randint(9, 17, (b, count, p), generator=g).float())  # another middle
         if self.special == "padding":
             self.mask = torch.arange(count) < torch.tensor([[count - count // 3], [count // 2]])[:b]
         if self.special == "mask":

@@ -40,7 +40,8 @@ class Tiles(NamedTuple):
 
 
 # Per pass and head size up to 64 or 128; half precision, then float32. Chosen by compiling for sm_80, sm_89 and sm_90,
-# not by timing: no spills of its terms at head size 64, at most 99 KiB of shared memory (benchmarks/triton.md).
+# not by timing: no spills at head size 64, at most 99 KiB of shared memory (benchmarks/triton.md). At p = 4 a table
+# together with a mask of each query spills up to 16 bytes.
 TILES = {
     ("forward", 64): (Tiles(128, 64, 8, 3), Tiles(16, 32, 8, 2)),
     ("forward", 128): (Tiles(128, 64, 8, 2), Tiles(16, 32, 8, 1)),
@@ -63,7 +64,7 @@ def tiles(name: str, call: Inputs) -> Tiles:
         scalar = call.M is not None and call.M.ndim == 3
         halvings = int(p == LARGEST_P or table or scalar) + int(p == LARGEST_P and mask)
     elif name == "backward_query":
-        halvings = int(p == LARGEST_P) + int(single and table and p > 2)
+        halvings = int(p == LARGEST_P) + int(single and (p == LARGEST_P or (table and p == 3)))
     else:
         halvings = int(single and mask)
     for _ in range(halvings):
