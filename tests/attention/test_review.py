@@ -14,6 +14,7 @@ from torch import Tensor
 import parapos
 from parapos import Polynomial, Positions, Quadratic, Table, attend
 from parapos.attention import Relative, fused
+from parapos.attention.scores import Scores
 
 
 def inputs(n: int = 24, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -35,9 +36,9 @@ def test_the_backward_operator_is_sound() -> None:
     q, k, v = (x.detach() for x in inputs())
     term = Quadratic(form().detach(), None, Positions.of(parapos.grid_positions(4, 6)))
     made = list(fused.columns(term, q, v))
-    scores = fused._Scores.of([term, Table(torch.randn(1, 3, 24, 24).mT.bfloat16())], 0.3, torch.float32, keep=False)
+    scores = Scores.of([term, Table(torch.randn(1, 3, 24, 24).mT.bfloat16())], 0.3, torch.float32, keep=False)
     for columns in ([], made):
-        some = scores if not columns else fused._Scores.of([term], 0.3, torch.float32, keep=False)
+        some = scores if not columns else Scores.of([term], 0.3, torch.float32, keep=False)
         out, lse = fused._attend(q, k, v, None, 0.3, *some, columns)
         wanted = [True] * (len(some.coefficients) + len(some.tables))
         args = (torch.randn_like(out), out, lse, wanted, q, k, v, None, 0.3, *some, columns)
