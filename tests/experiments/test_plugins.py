@@ -140,6 +140,7 @@ def test_table_of_samples_that_are_not_square(tmp_path, capsys):
     assert float(overlap["mean"]) == pytest.approx(100 * float(validated["val_miou"]))
 
 
+@pytest.mark.full
 def test_study_over_seeds(tmp_path, capsys):
     path = tmp_path / "study.toml"
     path.write_text(STUDY)
