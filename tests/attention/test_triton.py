@@ -325,7 +325,7 @@ def one_node() -> None:
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         graphs.append([str(node.target) for node in graph.graph.nodes])
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+        return torch._dynamo.lookup_backend("aot_eager_decomp_partition")(graph, inputs)
 
     compiled = torch.compile(net, fullgraph=True, backend=backend)
     r = parapos.grid_positions(4, 5)

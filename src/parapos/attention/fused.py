@@ -48,7 +48,10 @@ REACH_BITS = 6  # positions are scaled to |r| <= 2^6, so that float16 holds thei
 # The largest error of a logit that columns may bring, and the rounding of a product that it is estimated from: 24 bits
 # in float32 (errors average out, which is worth two more), 17 and 22 where two numbers of half precision hold one.
 ALLOWED = {torch.float32: 5e-4, torch.bfloat16: 2e-3, torch.float16: 5e-4}
-ROUNDING = {torch.float32: 2.0**-26, torch.bfloat16: 2.0**-17, torch.float16: 2.0**-22}
+ROUNDING = {torch.float32: 1.5 * 2.0**-26, torch.bfloat16: 2.0**-17, torch.float16: 2.0**-22}
+
+
+GRADIENT_ROUNDING = 2.0**-28  # of a sum over keys; a bound of its products is some sixteen times too large
 
 
 class Columns(NamedTuple):
@@ -220,11 +223,16 @@ def _drop_empty(out: Tensor, mask: Tensor | None) -> Tensor:
     return out if mask is None else out.masked_fill_(~mask.any(-1, keepdim=True), 0.0)
 
 
+def _query_columns(q: Tensor, c: Tensor, T: Tensor) -> Tensor:
+    """psi (B, H, n, e), also where samples or queries share coefficients."""
+    return contract(c, T).expand(*q.shape[:3], -1)
+
+
 def _columns_forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, c: Tensor, T: Tensor, phi: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Output, and the log-sum-exp of each query's scores."""
-    psi = contract(c, T)  # (B, H, n, e)
+    psi = _query_columns(q, c, T)
     width, w = q.shape[-1] + phi.shape[-1], v.shape[-1]
     parts = _parts(q, k, width, 4)
     widen = _Wide(parts[0], width, q, k, v)
@@ -241,15 +249,15 @@ def _columns_forward(
 
 def _columns_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float,
-    c: Tensor, T: Tensor, phi: Tensor,
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of q, k, v and the coefficients, in float32."""
-    psi, size, w = contract(c, T), q.shape[-1], v.shape[-1]
+    c: Tensor, T: Tensor, phi: Tensor, bound: Tensor,
+) -> list[Tensor] | None:  # fmt: skip
+    """Gradients of q, k, v and the coefficients, in float32; None where those of the coefficients lose too much."""
+    psi, size, w = _query_columns(q, c, T), q.shape[-1], v.shape[-1]
     width = size + phi.shape[-1]
     dout = dout if mask is None else _drop_empty(dout.clone(), mask)
     parts = _parts(q, k, width, 8)
     dq, dk, dv = (_empty(x, x.shape[-1], width) for x in (q, k, v))
-    dpsi, widen = torch.empty_like(psi), _Wide(parts[0], width, q, k, v, dout, out)
+    dpsi, widen = psi.new_empty(psi.shape), _Wide(parts[0], width, q, k, v, dout, out)
     for part in parts:
         *wide, dy, y = widen(part, *_columns_of(part, psi, phi))
         bias = _bias_of(mask, *part, q.dtype)
@@ -262,7 +270,12 @@ def _columns_backward(
         else:
             dq[part], dk[part], dv[part] = found
             dpsi[part] = grads[0][..., size:]
-    return [dq, dk, dv, project(dpsi, T, c)]
+    dc = project(dpsi, T, c)
+    # A sum over keys rounds to what its largest products allow: at most |dout| |v| of a query times what T and phi reach.
+    # Where that is more than a small share of the result, far positions or one-hot weights, it is taken from D instead.
+    reach = torch.linalg.vector_norm(dout, dim=-1) * torch.linalg.vector_norm(v, dim=-1).amax(-1, keepdim=True)
+    lost = torch.linalg.vector_norm(reach[..., None] * bound[:, None]) * (scale * GRADIENT_ROUNDING)
+    return [dq, dk, dv, dc] if bool(lost <= ALLOWED[q.dtype] * torch.linalg.vector_norm(dc)) else None
 
 
 class _Scores(NamedTuple):
@@ -458,10 +471,14 @@ def _attention_backward(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of q, k, v, the coefficients and the tables; an empty tensor where none is wanted."""
     with no_autocast(q.device):
+        grads = None
         if made and q.dtype == torch.float32 and fits(coefficients[0], made[2], scale, q.dtype):
-            return _columns_backward(dout, q, k, v, out, lse, mask, scale, coefficients[0], *made[:2])
-        s = _Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
-        return _backward(dout, q, k, v, mask, scale, s, wanted, _room(q, made))
+            grads = _columns_backward(dout, q, k, v, out, lse, mask, scale, coefficients[0], *made)
+        if grads is None:
+            s = _Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
+            grads = _backward(dout, q, k, v, mask, scale, s, wanted, _room(q, made))
+    learned = zip(grads[3:], [*coefficients, *tables], wanted, strict=True)
+    return [*grads[:3], *(x.to(y.dtype).contiguous() if want else y.new_empty(0) for x, y, want in learned)]
 
 
 @_attention_backward.register_fake
@@ -532,10 +549,10 @@ def attention(call: Call) -> Tensor:
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
     if torch.compiler.is_exporting():
         return _exported(call)
-    if not call.terms:
-        return _plain(q, k, v, _bias(call.mask, q.dtype), call.scale)
     if not prod(q.shape[:3]) * k.shape[2]:  # nothing to attend to
         return reference.attention(call)[0]
+    if not call.terms:
+        return _plain(q, k, v, _bias(call.mask, q.dtype), call.scale)
     term = separable(call)
     s = _Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     made = [] if term is None else list(columns(term, q, v))
