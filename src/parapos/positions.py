@@ -155,7 +155,7 @@ class Positions:
             with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
                 found = make()
             self._made[key[0]] = key, found
-        return found  # type: ignore[return-value]
+        return found
 
     def hide(self, visible: Tensor) -> Positions:
         """The same without the positions of padding; visible (B, N) is True for real tokens. Made once for a mask."""

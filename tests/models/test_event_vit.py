@@ -307,9 +307,9 @@ def test_logits_of_seven_seconds():
 
 @DTYPES
 def test_precision(dtype):
-    """The whole network over 140 units of time, with padding."""
+    """The whole network over 140 units of time, with padding. float32 keeps to the budget where it is asked to."""
     for name in ("pape", "rope", "alibi"):
-        net, reference = small(name), small(name, kernel="reference")
+        net, reference = small(name, exact=dtype == torch.float32), small(name, kernel="reference")
         assert excess(net, reference, recording(40, 12, 0, seconds=7.0), dtype) <= 1
 
 
