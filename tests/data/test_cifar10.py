@@ -125,6 +125,7 @@ def test_errors(made, tmp_path, monkeypatch):
         make(made)
 
 
+@pytest.mark.full
 def test_a_tiny_training_learns(made, tmp_path):
     """By the recipe's command, from files to accuracy: ten classes of stripes, far above a tenth after some seconds."""
     from parapos import cli

@@ -203,12 +203,14 @@ def test_autocast(dtype):
     assert_autocast(small(), padded(torch.float32), dtype)
 
 
+@pytest.mark.full
 def test_one_graph():
     sizes = {(4, 8, 12): [2, 1], (6, 16, 12): [1, 3], (8, 12, 20): [0, 4]}
     batches = [{"videos": clips(2, 3, *s), "lengths": torch.tensor(lengths)} for s, lengths in sizes.items()]
     assert_one_graph(small(depth=1), batches)
 
 
+@pytest.mark.full
 def test_export():
     net, inputs = small(depth=1), padded(torch.float32)
     batch = torch.export.Dim("batch", min=2)

@@ -139,6 +139,7 @@ def test_one_that_dies_takes_the_other_along(signalled, parapos, tmp_path):
     assert f"resuming {folder} at step {done} of 1000" in told
 
 
+@pytest.mark.full
 def test_a_loss_that_is_not_finite_stops_both(environment, tmp_path):
     words = ["train", "digits_smoke", "--out", str(tmp_path / "run"), *CHANGES, *DEVICES, "--run.save_every", "1"]
     command = [sys.executable, "-m", "parapos.cli", *words, "--optim.lr", "1e200", "--optim.clip", "0"]

@@ -14,6 +14,8 @@ import torch
 
 from parapos.training import checkpoint
 
+from ..marks import full
+
 SMOKE = ("train", "digits_smoke", "--out")
 LAST = "checkpoints/step-000000010.ckpt"
 
@@ -22,11 +24,6 @@ def same(folder, straight):
     """All that a run leaves is equal, bit by bit; TensorBoard has times in it and is left out."""
     for name in ("metrics.csv", "weights.safetensors", "recipe.toml", LAST):
         assert (folder / name).read_bytes() == (straight / name).read_bytes(), name
-
-
-def full(*values):
-    """A case that `make test` leaves out."""
-    return pytest.param(*values, marks=pytest.mark.full)
 
 
 def finish(parapos, folder, log):
