@@ -114,11 +114,10 @@ class RoPEMixed(Encoding):
     ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
         dtype = torch.promote_types(q.dtype, torch.float32)
         with no_autocast(q.device):
-            learned = self.frequencies.double()
+            learned = self.frequencies.to(dtype)
             frequencies = 1 / learned if self.param == "divisor" else learned
             turned = []
             for t, positions in ((q, r), (k, r if keys is None else keys)):
-                # float64, because far from the origin float32 angles lose the digits that differences need.
-                angles = positions.r.nan_to_num(nan=0.0).double()[:, None] @ frequencies  # (B or 1, H, N, h/2)
-                turned.append(rotate(t, angles.cos().to(dtype), angles.sin().to(dtype)))
+                angles = positions.r.nan_to_num(nan=0.0).to(dtype)[:, None] @ frequencies  # (B or 1, H, N, h/2)
+                turned.append(rotate(t, angles.cos(), angles.sin()))
             return turned[0], turned[1], ()
