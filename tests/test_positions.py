@@ -233,10 +233,9 @@ def test_no_token_with_a_position():
 
 def test_what_is_made_once_is_made_once():
     made, positions = [], Positions.of(torch.ones(3, 2))
-    for key in ("a", "a", ("a", 1), "a"):
-        assert positions.once(key, lambda: made.append(1) or len(made)) == (1 if key == "a" else 2)
-    assert len(made) == 2
-    assert Positions.of(positions.r).once("a", lambda: "anew") == "anew"
+    for key, want in ((("a", 1), 1), (("a", 1), 1), (("b", 1), 2), (("a", 1), 1), (("a", 2), 3), (("a", 1), 4)):
+        assert positions.once(key, lambda: made.append(1) or len(made)) == want  # of each kind the last is kept
+    assert Positions.of(positions.r).once(("a", 1), lambda: "anew") == "anew"
 
 
 def test_hiding_is_done_once_for_a_mask():

@@ -54,8 +54,6 @@ READING = [
             "encodings/parabolic.py",
             "attention/terms.py",
             "attention/reference.py",
-            "blocks.py",
-            "positions.py",
         )
     ),
 ]

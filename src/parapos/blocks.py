@@ -79,7 +79,8 @@ class Attention(nn.Module):
             raise ValueError("cross-attention needs both context, the tokens to look at, and keys, their positions")
         q, k, v = self.project(x, context)
         q, k, terms = self.encoding(x, q, k, r, keys)
-        if context is None and mask is not None and mask.ndim == 2 and not any(term.ignores_mask for term in terms):
+        padded = context is None and mask is not None and mask.dtype == torch.bool and mask.shape == x.shape[:2]
+        if mask is not None and padded and not any(term.ignores_mask for term in terms):
             q = q.masked_fill(~mask[:, None, :, None], 0.0)  # what padding asks may be anything, NaN too
         scale = self.encoding.scale
         out = attend(q, k, v, terms, mask, scale, kernel=self.kernel, strict=self.strict, exact=self.exact)

@@ -93,6 +93,11 @@ def point_positions(points: Tensor, *, unit: float = 1.0, cls: ClassToken = Fals
     return _with_cls(points.to(torch.promote_types(points.dtype, torch.float32)) / unit, cls)
 
 
+def _is_transforming() -> bool:
+    """Whether a function transform of torch.func is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 @dataclass(eq=False)  # a frozen one would be hashed by its fields while compiling
 class Positions:
     """Positions that were checked once, and all that is made from them alone, made once and shared by all layers.
@@ -124,7 +129,7 @@ class Positions:
             raise TypeError(f"positions must be float32, float64 or integers, got {r.dtype}")
         if not r.dtype.is_floating_point:
             return cls(r.double(), unplaced=False)
-        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if torch.compiler.is_compiling() or _is_transforming():
             return cls(r)
         if (r.abs() > LARGEST).any():
             raise ValueError(
@@ -138,27 +143,34 @@ class Positions:
             )
         return cls(r, unplaced=bool(partly.any()))
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def once(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
         """What `make` returns, made at the first call with this key, and as fit for training as for inference.
 
-        What is compiled makes its own. Neither the key nor what is made may hold these positions themselves.
+        Of each kind, key[0], only the last is kept. What is compiled or differentiated by position makes its own.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or _is_transforming() or self.r.requires_grad:
             return make()
-        if key not in self._made:
+        last, found = self._made.get(key[0], (None, None))
+        if last != key:
             with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-                self._made[key] = make()
-        return self._made[key]
+                found = make()
+            self._made[key[0]] = key, found
+        return found
 
     def hide(self, visible: Tensor) -> Positions:
         """The same without the positions of padding; visible (B, N) is True for real tokens. Made once for a mask."""
-        known = None if torch.compiler.is_compiling() or visible.is_inference() else (visible, visible._version)
+        passing = torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or visible.is_inference()
+        known = None if passing or self.r.requires_grad else (visible, visible._version)
         last, found = self._made.get("hidden", (None, None))
         if last is None or known is None or last[0] is not known[0] or last[1] != known[1]:
             found = Positions(torch.where(visible[..., None], self.r, torch.nan), self.unplaced)
             if known is not None:
                 self._made["hidden"] = known, found
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and files hold the positions alone."""
+        return {**self.__dict__, "_made": {}}
 
     def take(self, samples: slice, tokens: slice = slice(None)) -> Positions:
         """Some samples and some of their tokens."""
@@ -182,6 +194,8 @@ class Positions:
     @staticmethod
     def cat(parts: Sequence[Positions]) -> Positions:
         """Tokens of several sets, one after another."""
+        if not parts:
+            raise ValueError("cat needs at least one set of positions")
         batch = max(part.r.shape[0] for part in parts)
         flags = [part.unplaced for part in parts]
         unplaced = True if any(flags) else False if all(flag is False for flag in flags) else None

@@ -8,6 +8,7 @@ from torch._dynamo.testing import CompileCounter
 
 import parapos
 from parapos.attention import Call, Distance, Quadratic, Table, fused
+from parapos.attention import scores as score_blocks
 
 from .budget import full
 
@@ -93,7 +94,7 @@ def test_export() -> None:
 def test_custom_operators_are_sound(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's own checks: schema, fake tensors, autograd registration, ahead-of-time dispatch."""
     monkeypatch.setattr(fused, "PART_BYTES", size)
-    monkeypatch.setattr(fused, "BLOCK_BYTES", size)
+    monkeypatch.setattr(score_blocks, "BLOCK_BYTES", size)
     q, k = torch.randn(2, 2, 9, 4, requires_grad=True), torch.randn(2, 2, 7, 4, requires_grad=True)
     v = torch.randn(2, 2, 7, 6)
     r, keys = parapos.grid_positions(3, 3)[None], parapos.grid_positions(1, 7)[None]
@@ -107,7 +108,7 @@ def test_custom_operators_are_sound(size: int, monkeypatch: pytest.MonkeyPatch) 
             term = fused.separable(call)
             made = [] if term is None else list(fused.columns(term, q, v))
             assert len(made) == (3 if terms == [quadratic] else 0)
-            s = fused._Scores.of(terms, 0.5, torch.float32, keep=False)
+            s = score_blocks.Scores.of(terms, 0.5, torch.float32, keep=False)
             s = s._replace(coefficients=[c.detach().requires_grad_() for c in s.coefficients])
             torch.library.opcheck(fused._attention, (q, k, v, given, 0.5, *s, made))
 

@@ -170,7 +170,7 @@ def test_padding_does_not_change_the_method() -> None:
     q = torch.zeros(1, 1, 576, 8)
     mask = torch.ones(1, 576, dtype=torch.bool)
     mask[0, -1] = False
-    with patch.object(fused, "_forward", side_effect=AssertionError("formed scores from D")):
+    with patch.object(fused, "forward_from_d", side_effect=AssertionError("formed scores from D")):
         for M in (-0.1 * torch.ones(1, 1, 576), -0.1 * torch.eye(2).expand(1, 1, 576, 2, 2)):
             parapos.attend(q, q, q, [Quadratic(M, None, r)], mask, kernel="fused")
             with pytest.raises(AssertionError, match="formed scores from D"):

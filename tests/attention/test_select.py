@@ -10,6 +10,7 @@ import torch
 
 import parapos
 from parapos.attention import KERNELS, Kernel, Peak, fused, kernels, reference, register_kernel
+from parapos.attention import scores as score_blocks
 
 from .budget import TRAINING, full, make_case
 
@@ -187,7 +188,7 @@ def test_any_number_of_tokens_in_any_parts(
 ) -> None:
     """A head of a sample at a time, a few, or all; blocks of one query, a few or all: the same output and gradients."""
     monkeypatch.setattr(fused, "PART_BYTES", size)
-    monkeypatch.setattr(fused, "BLOCK_BYTES", size)
+    monkeypatch.setattr(score_blocks, "BLOCK_BYTES", size)
     g = torch.Generator().manual_seed(3)
     to = None if keys is None else torch.rand(2, keys, 2, generator=g) * 5
     case = make_case("pape", r=torch.rand(2, n, 2, generator=g) * 5, keys=to, batch=2, heads=3)

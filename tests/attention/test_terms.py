@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import parapos
-from parapos.attention import Distance, Polynomial, Quadratic, Relative, Table, Term, attend, fused
+from parapos.attention import Distance, Polynomial, Quadratic, Relative, Table, Term, attend
+from parapos.attention import scores as score_blocks
 from parapos.attention import terms as definitions
 from parapos.attention.basis import Exponents, contract
 
@@ -94,7 +95,7 @@ def test_a_term_by_its_own_text() -> None:
 @pytest.mark.parametrize(("keys", "kind"), [(None, "padding"), (5, "mask"), full(None, "mask"), full(5, "padding")])
 def test_gradcheck(kernel: str, which: int, keys: int | None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of few queries and of one sample, so that what blocks share is met too."""
-    monkeypatch.setattr(fused, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(score_blocks, "BLOCK_BYTES", 200)
     term, count = terms(2, n=4, keys=keys)[which], keys or 4
     q = torch.randn(2, 2, 4, 3, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(2, 2, count, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
@@ -123,7 +124,7 @@ def test_blocks_of_any_size_agree(keys: int | None, shared: bool, monkeypatch: p
     mask = torch.rand(2, 2, 6, count) < 0.8
     results = []
     for size in (0, 1, 16 * count * 4, 16 * count * 6, 10**9):
-        monkeypatch.setattr(fused, "BLOCK_BYTES", size)
+        monkeypatch.setattr(score_blocks, "BLOCK_BYTES", size)
         every = terms(2, shared=shared, keys=keys)
         out = attend(q, k, v, every, mask, kernel="fused" if size else "reference")
         leaves = [q, k, v, *(x for term in every for x in learned(term).values())]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import parapos
 from parapos import Positions, Quadratic
-from parapos.attention import fused
+from parapos.attention import columns, fused
 
 from .budget import DTYPES, Case, assert_within_budget, fed, full, make_case
 
@@ -116,14 +116,14 @@ def check_single() -> None:
 def test_the_allowance_of_half_precision(dtype: torch.dtype, p: int) -> None:
     """It holds, and neither ten times the allowance nor a tenth of the rounding it is estimated from would."""
     check_half(dtype, p)
-    for constants, factor in ((fused.ALLOWED, 10), (fused.ROUNDING, 0.1)):
+    for constants, factor in ((columns.ALLOWED, 10), (columns.ROUNDING, 0.1)):
         with patch.dict(constants, {dtype: factor * constants[dtype]}), pytest.raises(AssertionError, match="allowed"):
             check_half(dtype, p)
 
 
 def test_the_allowance_of_float32() -> None:
     check_single()
-    for constants, factor in ((fused.ALLOWED, 10), (fused.ROUNDING, 0.1)):
+    for constants, factor in ((columns.ALLOWED, 10), (columns.ROUNDING, 0.1)):
         changed = patch.dict(constants, {torch.float32: factor * constants[torch.float32]})
         with changed, pytest.raises(AssertionError, match="error over allowance"):
             check_single()

@@ -1,10 +1,16 @@
-"""Generated copies of ImageNet, small and in every layout."""
+"""Generated copies of ImageNet, small and in every layout, and how much is read of what is broken."""
 
 import shutil
 
 import pytest
 
 from parapos.data.synthetic import LAYOUTS, write_imagenet
+
+
+@pytest.fixture(params=[pytest.param(1, id="sample"), pytest.param(10, id="all", marks=pytest.mark.full)])
+def tenths(request):
+    """How many tenths of the broken files that a test knows it reads."""
+    return request.param
 
 
 @pytest.fixture(scope="session")

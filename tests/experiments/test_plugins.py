@@ -145,7 +145,7 @@ def test_study_over_seeds(tmp_path, capsys):
     path.write_text(STUDY)
     out = tmp_path / "out"
     words = ["table", path, "--root", tmp_path / "runs", "--results", out]
-    assert parapos(*words, "--jobs", 2, *QUICK) == 0
+    assert parapos(*words, "--jobs", 1, *QUICK) == 0
     told = capsys.readouterr().out
     assert "Mean IoU in %, mean ± sample standard deviation of 2 runs with seeds 1 and 2" in told
     assert {row["metric"] for row in rows_of(out / "cells.csv")} == {"samples", "miou", "distance"}

@@ -183,6 +183,7 @@ def test_plots_mark_the_size_that_was_trained_at(tiny, tmp_path, monkeypatch):
     assert set(seen[len(seen) // 2 :]) == {32}
 
 
+@pytest.mark.full
 def test_a_study_for_real(tiny, tmp_path, monkeypatch, capsys):
     """Trains in two processes, goes on after a stop, and is rebuilt where no run is."""
     monkeypatch.chdir(tmp_path)

@@ -309,7 +309,7 @@ def test_logits_of_seven_seconds():
 def test_precision(dtype):
     """The whole network over 140 units of time, with padding."""
     for name in ("pape", "rope", "alibi"):
-        net, reference = small(name), small(name, kernel="reference")
+        net, reference = small(name, exact=True), small(name, kernel="reference")  # columns have a budget of their own
         assert excess(net, reference, recording(40, 12, 0, seconds=7.0), dtype) <= 1
 
 

@@ -13,6 +13,8 @@ from parapos import ViT, create_model, list_models
 from parapos.blocks import Attention, DropPath, Encoder
 from parapos.encodings import ENCODINGS
 
+from ..marks import full
+
 SIZES = {  # without positional parameters, with PaPE m = 50; 1000 classes
     "vit_base_patch16": (86_417_896, 97_491_496),
     "vit_small_patch16": (21_975_784, 24_747_784),
@@ -295,14 +297,14 @@ def losses(encoding, steps=100):
     return out
 
 
-@pytest.mark.parametrize("encoding", ["pape", "sincos", "rope", "polynomial"])
+@pytest.mark.parametrize("encoding", ["pape", full("sincos"), full("rope"), full("polynomial")])
 def test_learns_where_things_are(encoding):
     found = losses(encoding, steps=200)
     assert found[0] == pytest.approx(math.log(4), rel=1e-4)
     assert min(found) < 0.2 * found[0]
 
 
-@pytest.mark.parametrize("encoding", ["pape_ri", "rope_mixed", "alibi"])
+@pytest.mark.parametrize("encoding", ["pape_ri", full("rope_mixed"), full("alibi")])
 def test_learns_in_part_where_things_are(encoding):
     """These see x and y alike, rope_mixed at its start, so two of the four quadrants look the same to them."""
     found = losses(encoding)

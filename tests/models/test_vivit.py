@@ -53,10 +53,11 @@ def test_sizes():
 
 
 def test_every_model_names_its_inputs():
-    """A forward takes them first, in that order, then position_scale."""
+    """A forward takes them first, in that order, then position_scale and what has a default."""
     for name, (cls, _) in MODELS.items():
-        arguments = list(inspect.signature(cls.forward).parameters)[1:]
-        assert arguments.index("position_scale") == len(cls.inputs) == len(arguments) - 1, name
+        parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
+        assert [p.name for p in parameters].index("position_scale") == len(cls.inputs), name
+        assert all(p.default is not p.empty for p in parameters[len(cls.inputs) :]), name
     assert parapos.ViT.inputs == ("image",)
     assert ViViT.inputs == ("video", "tubelets")
 

@@ -158,6 +158,7 @@ def test_sweep_over_five_resolutions(run, monkeypatch, capsys):
     assert capsys.readouterr().out == told
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_says_what_it_would_do(name, root, tmp_path, capsys):
     assert name in tables.shelf()
@@ -177,6 +178,7 @@ def test_every_table_says_what_it_would_do(name, root, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_two_runs_make_a_table(root, tmp_path, monkeypatch, capsys):
     """Two of the seven rows, trained and tested at all nine resolutions; 32-pixel patches keep 1024 pixels cheap. Other
     tables of the same runs only add what they lack."""

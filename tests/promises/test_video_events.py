@@ -164,6 +164,7 @@ def _changes(argv):
     return {key.removeprefix("--"): value for key, value in zip(given[::2], given[1::2], strict=True)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["generality", "parameter-matched", "ucf101-folds"])
 def test_dry_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

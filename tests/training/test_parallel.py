@@ -43,7 +43,7 @@ def start(environment):
     return run
 
 
-@pytest.mark.parametrize("launcher", [TORCHRUN, ()], ids=["torchrun", "devices"])
+@pytest.mark.parametrize("launcher", [pytest.param(TORCHRUN, marks=pytest.mark.full), ()], ids=["torchrun", "devices"])
 def test_two_processes_equal_one(launcher, one, start, tmp_path):
     """4 whole steps and one of 242 samples, 2 parts for each process; 3 evaluation batches, so one process runs out."""
     two = tmp_path / "two"
@@ -119,7 +119,7 @@ def signalled(environment, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["first", "both"])
+@pytest.mark.parametrize("send", [pytest.param(os.kill, marks=pytest.mark.full), os.killpg], ids=["first", "both"])
 def test_sigterm_stops_both_after_a_checkpoint(send, signalled):
     folder, code, told = signalled(lambda pid: send(pid, signal.SIGTERM))
     assert code == 143, told
@@ -139,6 +139,7 @@ def test_one_that_dies_takes_the_other_along(signalled, parapos, tmp_path):
     assert f"resuming {folder} at step {done} of 1000" in told
 
 
+@pytest.mark.full
 def test_a_loss_that_is_not_finite_stops_both(environment, tmp_path):
     words = ["train", "digits_smoke", "--out", str(tmp_path / "run"), *CHANGES, *DEVICES, "--run.save_every", "1"]
     command = [sys.executable, "-m", "parapos.cli", *words, "--optim.lr", "1e200", "--optim.clip", "0"]

@@ -14,6 +14,8 @@ import torch
 
 from parapos.training import checkpoint
 
+from ..marks import full
+
 SMOKE = ("train", "digits_smoke", "--out")
 LAST = "checkpoints/step-000000010.ckpt"
 
@@ -56,10 +58,10 @@ def test_a_finished_run_says_so(straight, parapos, tmp_path):
         [("step", 4), ("step", 1), ("step", 1), ("step", 6)],
         # the write of recipe, versions, header of metrics, checkpoint 2; of 5, 8 and 10
         [("write", 1), ("write", 2), ("write", 4), ("write", 5), ("write", 5), ("write", 4)],
-        [("fsync", 1), ("fsync", 7), ("fsync", 9), ("fsync", 12)],
-        [("replace", 4), ("replace", 5), ("replace", 4), ("replace", 6), ("replace", 4)],
+        full([("fsync", 1), ("fsync", 7), ("fsync", 9), ("fsync", 12)]),
+        full([("replace", 4), ("replace", 5), ("replace", 4), ("replace", 6), ("replace", 4)]),
         # rows of the metrics
-        [("append", 1), ("append", 2), ("append", 3), ("append", 2)],
+        full([("append", 1), ("append", 2), ("append", 3), ("append", 2)]),
     ],
     ids=lambda deaths: deaths[0][0],
 )
@@ -84,6 +86,7 @@ def test_killed_at_any_time(parapos, straight, tmp_path):
     same(folder, straight)
 
 
+@pytest.mark.full
 def test_killed_from_outside(environment, straight, tmp_path):
     """The command as a user runs it, with workers, which change nothing."""
     folder = tmp_path / "run"
@@ -119,7 +122,7 @@ def test_a_damaged_checkpoint_is_noticed(cut, parapos, straight, tmp_path):
     same(folder, straight)
 
 
-@pytest.mark.parametrize(("where", "nth"), [("part", 10), ("part", 20), ("validation", 1), ("validation", 6)])
+@pytest.mark.parametrize(("where", "nth"), [("part", 10), full("part", 20), ("validation", 1), full("validation", 6)])
 def test_sigterm_saves_and_leaves(where, nth, parapos, straight, tmp_path):
     """In a step, in the last of an epoch, in the validation in the middle and in the one at the end."""
     folder, log = tmp_path / "run", tmp_path / "log"
@@ -133,6 +136,7 @@ def test_sigterm_saves_and_leaves(where, nth, parapos, straight, tmp_path):
     same(folder, straight)
 
 
+@pytest.mark.full
 def test_sigterm_to_all_processes_saves_and_leaves(environment, tmp_path):
     """As a cluster or a service manager sends it: to the workers, too."""
     folder = tmp_path / "run"

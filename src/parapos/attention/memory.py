@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from .kernels import Call, Peak
-from .terms import Relative
+from .terms import Relative, Table
 
 SPARE = 7 * 2**18  # what PyTorch's fused attention takes for itself
 
@@ -50,6 +50,16 @@ class Sizes:
                 shared = term.r.r.shape[0] == term.key_positions.r.shape[0] == 1 and self.call.mask is None
                 functions += (1 if shared else b) * n * keys * self.wide * (2 * len(term.exponents) + p)
         return b * self.call.q.shape[1] * n * keys * self.wide, functions
+
+    def shared(self, block: int) -> int:
+        """The terms' part of a block of scores, which samples and heads may share."""
+        b, h = self.call.q.shape[:2]
+        tensors = [
+            x for term in self.call.terms for x in (getattr(term, name) for name in term.learned) if x is not None
+        ]
+        alone = self.call.mask is None and all(x.ndim < 3 or len(x) == 1 for x in tensors)
+        few = all(isinstance(term, Table) and term.bias.shape[1] == 1 for term in self.call.terms)
+        return block // ((b if alone else 1) * (h if few else 1))
 
     def peak(self, forward: int, backward: int) -> Peak:
         forward += self.hidden + SPARE

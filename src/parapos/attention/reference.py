@@ -30,7 +30,7 @@ def attention(call: Call) -> tuple[Tensor, Tensor]:
 def _memory(call: Call) -> Peak:
     s = Sizes(call)
     scores, functions = s.block(slice(0, call.q.shape[0]), slice(0, call.q.shape[2]))
-    forward = s.out + (3 + len(call.terms)) * scores + functions
+    forward = s.out + 3 * scores + functions
     return s.peak(forward, forward + s.gradients + 2 * scores + s.widened(s.q + s.k + s.v))
 
 

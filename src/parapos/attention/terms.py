@@ -75,6 +75,8 @@ class Relative(Term):
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 object.__setattr__(self, name, Positions.unchecked(value))
+        if self.keys is self.r:
+            object.__setattr__(self, "keys", None)
 
     @property
     @abstractmethod
@@ -108,7 +110,7 @@ class Relative(Term):
     def take(self, samples: slice, queries: slice) -> Self:
         changes: dict[str, Any] = {"r": self.r.take(samples, queries), "keys": self.key_positions.take(samples)}
         for name, x in super().tensors().items():
-            if x.ndim > 1:  # of a query; slopes belong to a head
+            if x.ndim > 2:  # of a query; slopes belong to a head
                 changes[name] = _part(x, samples)[:, :, queries]
         return replace(self, **changes)  # type: ignore[type-var]
 
@@ -117,7 +119,7 @@ class Relative(Term):
             return replace(self, keys=self.keys.hide(visible))  # type: ignore[type-var]
         changes: dict[str, Any] = {"r": self.r.hide(visible)}
         for name, x in super().tensors().items():
-            if x.ndim > 1:  # queries and keys are the same tokens, so padded queries are known
+            if x.ndim > 2:  # queries and keys are the same tokens, so padded queries are known
                 shape = (*visible.shape[:1], 1, visible.shape[1], *[1] * (x.ndim - 3))
                 changes[name] = x.masked_fill(~visible.reshape(shape), 0.0)
         return replace(self, **changes)  # type: ignore[type-var]
@@ -204,8 +206,9 @@ class Polynomial(Relative):
         if not self.powers:
             degree = next(n for n in range(1, k + 2) if math.comb(n + p, p) > k)
             object.__setattr__(self, "powers", monomials(p, degree))
-        if len(self.powers) != k or any(len(e) != p or min(e) < 0 for e in self.powers):
-            raise ValueError(f"{k} coefficients in {p} variables need {k} exponents of {p}, got {self.powers}")
+        if len(self.powers) != k or any(len(e) != p or min(e) < 0 or not sum(e) for e in self.powers):
+            want = f"{k} exponents of {p}, not all zero"
+            raise ValueError(f"{k} coefficients in {p} variables need {want}, got {self.powers}")
 
     @property
     def exponents(self) -> Exponents:

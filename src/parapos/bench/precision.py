@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import text
 from ..attention.basis import contract
-from ..attention.fused import halves, key_features, make_columns
+from ..attention.columns import halves, key_features, make_columns
 from ..attention.terms import Quadratic
 from ..encodings import create_encoding
 from ..encodings.parabolic import PaPE, PaPERI

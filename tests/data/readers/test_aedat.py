@@ -223,7 +223,7 @@ def test_the_writer_refuses_what_does_not_fit(event, told, tmp_path):
         aedat.write(tmp_path / "a.aedat", Events.of(*([value] for value in event)))
 
 
-def test_mutated_files(tmp_path):
+def test_mutated_files(tmp_path, tenths):
     rng = np.random.default_rng(1)
     many = [(int(t), int(x), int(y), int(p)) for t, x, y, p in rng.integers(0, (9**9, 128, 128, 2), (40, 4))]
     seeds = [
@@ -232,8 +232,8 @@ def test_mutated_files(tmp_path):
         HEAD[:14] + HEAD[-14:] + polarity(*many),
     ]
     path = tmp_path / "broken.aedat"
-    good, refused = survive(aedat.read, mutations(seeds, 2400), path, per_byte=8, least=200_000)
+    good, refused = survive(aedat.read, mutations(seeds, 240 * tenths), path, per_byte=8, least=200_000)
     kept, still = survive(
-        lambda p: aedat.read(p, truncated="keep"), mutations(seeds, 1200, 1), path, per_byte=8, least=200_000
+        lambda p: aedat.read(p, truncated="keep"), mutations(seeds, 120 * tenths, 1), path, per_byte=8, least=200_000
     )
-    assert min(good, refused, kept, still) > 100
+    assert min(good, refused, kept, still) > 10 * tenths

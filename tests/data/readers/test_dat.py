@@ -203,7 +203,7 @@ def test_a_real_file():
     assert set(events.polarity.tolist()) == {0, 1}
 
 
-def test_mutated_files(tmp_path):
+def test_mutated_files(tmp_path, tenths):
     seeds = [HEAD + b"\x00\x08" + 6 * BODY, HEAD[:51] + b"\x0c\x08" + BODY, BODY]
 
     def read(path):
@@ -215,6 +215,6 @@ def test_mutated_files(tmp_path):
         file.find(7)
 
     path = tmp_path / "broken.dat"
-    good, refused = survive(read, mutations(seeds, 2400), path, per_byte=8, least=200_000)
-    kept, still = survive(keep, mutations(seeds, 1200, 1), path, per_byte=8, least=200_000)
-    assert min(good, refused, kept, still) > 50
+    good, refused = survive(read, mutations(seeds, 240 * tenths), path, per_byte=8, least=200_000)
+    kept, still = survive(keep, mutations(seeds, 120 * tenths, 1), path, per_byte=8, least=200_000)
+    assert min(good, refused, kept, still) > 5 * tenths

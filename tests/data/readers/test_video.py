@@ -307,7 +307,7 @@ def test_without_pyav(clip, monkeypatch):
         read_frames(clip, [0])
 
 
-@pytest.mark.parametrize("name", ["readers.video", "clips", "ucf101", "ucf101_cache", "video_tree"])
+@pytest.mark.parametrize("name", ["readers.video", "clips", "ucf101", "video_tree"])
 def test_pyav_is_loaded_when_a_video_is_read(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with warnings.catch_warnings():

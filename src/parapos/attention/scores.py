@@ -1,0 +1,182 @@
+"""Attention with any score terms, formed from D in blocks of queries: exact, and memory that grows with N alone.
+
+The terms of a block are summed densely, and PyTorch's fused attention adds them to its scores. The backward pass forms
+the weights of a block anew. B batch, H heads, n queries, N keys, f functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain, product
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .basis import contract, difference, function, project
+from .terms import Relative, Table, Term
+
+BLOCK_BYTES = 8 * 2**20  # scores formed from D at one time; a handful of such blocks are alive
+
+
+def empty_heads(like: Tensor, width: int, room: int = 0) -> Tensor:
+    """(B, H, N, width), laid out as PyTorch's kernel lays out heads that are `room` wide: (B, N, H, room)."""
+    b, h, n, _ = like.shape
+    return like.new_empty((b, n, h, max(room, width))).transpose(1, 2)[..., :width]
+
+
+def cut(x: Tensor, samples: slice, heads: slice = slice(None), rows: slice = slice(None)) -> Tensor:
+    """A part of x (B or 1, H or 1, n or 1, ...), in which what is shared stays whole."""
+    x = x[samples] if x.shape[0] > 1 else x
+    x = x[:, heads] if x.shape[1] > 1 else x
+    return x[:, :, rows] if x.shape[2] > 1 else x
+
+
+class Scores(NamedTuple):
+    """All terms of a call as numbers and tensors, which is what an operator takes.
+
+    Of the relative terms: exponents (all in a row) and factors, coefficients, positions of queries and keys, and their
+    functions of D where those were made before (`bases`). Of the others: tables and their weights.
+    """
+
+    exponents: list[int]
+    factors: list[float]
+    weights: list[float]
+    coefficients: list[Tensor]
+    queries: list[Tensor]
+    keys: list[Tensor]
+    tables: list[Tensor]
+    bases: list[Tensor]
+
+    @classmethod
+    def of(cls, terms: Sequence[Term], scale: float, dtype: torch.dtype, keep: bool) -> Scores:
+        """keep: functions of D that fit in a block are made once for their positions, if samples share those."""
+        relative = [term for term in terms if isinstance(term, Relative)]
+        tables = [term for term in terms if isinstance(term, Table)]
+        scores = cls(
+            [power for term in relative for power in chain.from_iterable(term.exponents)],
+            [scale if term.scaled else 1.0 for term in relative],
+            [table.weight for table in tables],
+            [term.coefficients(dtype) for term in relative],
+            [term.r.r for term in relative],
+            [term.key_positions.r for term in relative],
+            [table.bias for table in tables],
+            [],
+        )
+        sizes = (c.shape[-1] * x.shape[1] * y.shape[1] for c, x, y in zip(*scores[3:6], strict=True))
+        if not keep or torch.compiler.is_compiling() or not scores.shared or sum(sizes) * dtype.itemsize > BLOCK_BYTES:
+            return scores
+        keys = [("basis", term.exponents, term.keys, dtype) for term in relative]
+        return scores._replace(
+            bases=[t.r.once(key, partial(t.basis, dtype)) for t, key in zip(relative, keys, strict=True)]
+        )
+
+    def functions(self, samples: slice, rows: slice, dtype: torch.dtype) -> list[Tensor]:
+        """The relative terms' functions of D for some queries: (B or 1, n, f, N) each."""
+        if self.bases:
+            return [x[:, rows] for x in self.bases]
+        found, powers = [], iter(self.exponents)
+        for c, at, to in zip(self.coefficients, self.queries, self.keys, strict=True):
+            at, to = (x[samples] if x.shape[0] > 1 else x for x in (at, to))
+            d = difference(at[:, rows], to, dtype)
+            exponents = [[next(powers) for _ in range(at.shape[-1])] for _ in range(c.shape[-1])]
+            found.append(torch.stack([function(d, e) for e in exponents], dim=2))
+        return found
+
+    def block(
+        self, functions: Sequence[Tensor], mask: Tensor | None, samples: slice, rows: slice, dtype: torch.dtype
+    ) -> Tensor:
+        """All terms of a block of scores, with -inf where the mask hides a key: (B or 1, H or 1, n, N) in `dtype`."""
+        bias: Tensor | None = None
+        for c, f, factor in zip(self.coefficients, functions, self.factors, strict=True):
+            more = contract(cut(c, samples, rows=rows) * factor, f)
+            bias = more if bias is None else bias + more
+        for table, weight in zip(self.tables, self.weights, strict=True):
+            more = cut(table, samples, rows=rows).to(dtype) * weight
+            bias = more if bias is None else bias + more
+        assert bias is not None
+        return bias if mask is None else bias.masked_fill(~cut(mask, samples, rows=rows), -torch.inf)
+
+    @property
+    def shared(self) -> bool:
+        """Whether the functions of D are the same for all samples."""
+        return all(len(x) == 1 for x in (*self.queries, *self.keys))
+
+
+def blocks(q: Tensor, k: Tensor, itemsize: int) -> Iterator[tuple[slice, slice]]:
+    """Samples and queries whose scores fit in BLOCK_BYTES; all samples of some queries come in a row."""
+    b, h, n, _ = q.shape
+    per_row = h * k.shape[2] * itemsize
+    rows = -(-n // -(-n // max(1, min(n, BLOCK_BYTES // per_row))))  # blocks of equal size
+    samples = max(1, min(b, BLOCK_BYTES // (per_row * n)))
+    for j, i in product(range(0, n, rows), range(0, b, samples)):
+        yield slice(i, min(i + samples, b)), slice(j, min(j + rows, n))
+
+
+def walk(
+    q: Tensor, k: Tensor, s: Scores, mask: Tensor | None, dtype: torch.dtype
+) -> Iterator[tuple[slice, slice, list[Tensor], Tensor]]:
+    """Blocks of scores: samples, queries, functions of D, and the bias."""
+    last, functions = slice(0), []
+    for samples, rows in blocks(q, k, dtype.itemsize):
+        if rows != last or not s.shared:
+            functions, last = s.functions(samples, rows, dtype), rows
+        yield samples, rows, functions, s.block(functions, mask, samples, rows, dtype)
+
+
+def forward_from_d(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: Scores) -> None:
+    """Attention with scores formed from D, written to out."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    width = max(q.shape[-1], v.shape[-1])
+    wide = [F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v)] if q.shape[-1] != v.shape[-1] else [q, k, v]
+    for samples, rows, _, bias in walk(q, k, s, mask, dtype):
+        empty = bias.amax(-1, keepdim=True) == -torch.inf if mask is not None or s.tables else None
+        bias = bias if empty is None else bias.masked_fill(empty, 0.0)
+        bias = bias if q.device.type == "cpu" else bias.to(q.dtype)  # PyTorch's CPU kernel takes float32 beside half
+        block = F.scaled_dot_product_attention(
+            wide[0][samples, :, rows], wide[1][samples], wide[2][samples], attn_mask=bias, scale=scale
+        )[..., : v.shape[-1]]
+        out[samples, :, rows] = block if empty is None else block.masked_fill(empty, 0.0)
+        del bias, block  # before the next are made
+
+
+def backward_from_d(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: Scores,
+    wanted: Sequence[bool], room: int,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of q, k, v, each term's coefficients and each table, from weights formed anew from D."""
+    dtype, heads = torch.promote_types(q.dtype, torch.float32), q.shape[1]
+    dq, dk_, dv_ = (empty_heads(x, x.shape[-1], room) for x in (q, k, v))
+    dk, dv = (torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in (k, v))
+    learned = [*s.coefficients, *s.tables]
+    grads = [torch.zeros_like(x, dtype=dtype) if want else None for x, want in zip(learned, wanted, strict=True)]
+    k, v = (x.to(dtype).contiguous() for x in (k, v))
+    for samples, rows, functions, bias in walk(q, k, s, mask, dtype):
+        queries, dy, keys, values = (
+            x.to(dtype).flatten(0, 1) for x in (q[samples, :, rows], dout[samples, :, rows], k[samples], v[samples])
+        )
+        scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale)
+        scores.unflatten(0, (-1, heads)).add_(bias)
+        del bias
+        empty = scores.amax(-1, keepdim=True) == -torch.inf if mask is not None or s.tables else None
+        weights = torch.softmax(scores, -1, out=scores)
+        weights = weights if empty is None else weights.masked_fill_(empty, 0.0)
+        dv[samples] += torch.bmm(weights.transpose(1, 2), dy).view(dv[samples].shape)
+        ds = torch.ops.aten._softmax_backward_data(torch.bmm(dy, values.transpose(1, 2)), weights, -1, dtype)
+        del weights, scores
+        dq[samples, :, rows] = torch.bmm(ds, keys).mul_(scale).unflatten(0, (-1, heads))
+        dk[samples] += torch.bmm(ds.transpose(1, 2), queries).mul_(scale).view(dk[samples].shape)
+        ds = ds.unflatten(0, (-1, heads))
+        for index, grad in enumerate(grads):
+            if grad is None:
+                continue
+            into = cut(grad, samples, rows=rows)
+            if index < len(functions):
+                into += project(ds, functions[index], into) * s.factors[index]
+            else:
+                summed = [i for i in (0, 1) if into.shape[i] == 1 and ds.shape[i] != 1]
+                into += (ds.sum(summed, keepdim=True) if summed else ds) * s.weights[index - len(functions)]
+        del ds
+    return [dq, dk_.copy_(dk), dv_.copy_(dv), *(q.new_empty(0) if x is None else x for x in grads)]

@@ -1,0 +1,164 @@
+"""What a review broke: gradients of far positions, caches that went stale, broken promises to the compiler."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import ClassVar
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+import parapos
+from parapos import Polynomial, Positions, Quadratic, Table, attend
+from parapos.attention import Relative, fused
+from parapos.attention.scores import Scores
+
+
+def inputs(n: int = 24, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.randn(2, 3, n, 8, dtype=dtype).requires_grad_() for _ in range(3)]
+
+
+def form(n: int = 24) -> Tensor:
+    return (-torch.rand(2, 3, n, 2, 2)).requires_grad_()
+
+
+def output(*args: object, **options: object) -> Tensor:
+    out = attend(*args, **options)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def test_the_backward_operator_is_sound() -> None:
+    """Strides and types of its results are those that it promises."""
+    q, k, v = (x.detach() for x in inputs())
+    term = Quadratic(form().detach(), None, Positions.of(parapos.grid_positions(4, 6)))
+    made = list(fused.columns(term, q, v))
+    scores = Scores.of([term, Table(torch.randn(1, 3, 24, 24).mT.bfloat16())], 0.3, torch.float32, keep=False)
+    for columns in ([], made):
+        some = scores if not columns else Scores.of([term], 0.3, torch.float32, keep=False)
+        out, lse = fused._attend(q, k, v, None, 0.3, *some, columns)
+        wanted = [True] * (len(some.coefficients) + len(some.tables))
+        args = (torch.randn_like(out), out, lse, wanted, q, k, v, None, 0.3, *some, columns)
+        torch.library.opcheck(fused._attention_backward, args, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_training_through_the_default_compiler() -> None:
+    torch._dynamo.reset()
+    q, k, v = inputs()
+    M, P = form(), Positions.of(parapos.grid_positions(4, 6))
+
+    def run(M: Tensor) -> Tensor:
+        return output(q, k, v, [Quadratic(M * 2, None, P)])
+
+    (found,) = torch.autograd.grad(torch.compile(run, fullgraph=True)(M).sum(), M)
+    (want,) = torch.autograd.grad(run(M).sum(), M)
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("far", "steep"), [(1e3, 1e-2), (1e4, 1e-4)])
+def test_one_far_token_leaves_gradients_of_forms_right(far: float, steep: float) -> None:
+    torch.manual_seed(1)
+    r = torch.rand(1, 64, 2) * 4
+    r[0, 0] = far
+    tensors, dout = [torch.randn(1, 2, 64, 8) for _ in range(3)], torch.randn(1, 2, 64, 8)
+
+    def gradient(kernel: str, dtype: torch.dtype) -> Tensor:
+        M = (-steep * torch.eye(2, dtype=dtype).expand(1, 2, 64, 2, 2)).clone().requires_grad_()
+        term = Quadratic(M, None, Positions.of(r.to(dtype)))
+        out = output(*(x.to(dtype) for x in tensors), [term], kernel=kernel)
+        return torch.autograd.grad(out, M, dout.to(dtype))[0]
+
+    found, want = gradient("fused", torch.float32), gradient("reference", torch.float64)
+    assert (found - want).norm() <= 5e-4 * want.norm()
+
+
+def test_one_key_gives_forms_no_gradient() -> None:
+    q, k, v = inputs(1)
+    M = form(1)
+    out = output(q, k, v, [Quadratic(M, None, torch.tensor([[7.0, 9.0]]))])
+    assert (torch.autograd.grad(out.sum(), M)[0] == 0).all()
+
+
+def test_constant_powers_are_refused() -> None:
+    with pytest.raises(ValueError, match="not all zero"):
+        Polynomial(torch.zeros(1, 1, 4, 2), torch.zeros(1, 4, 2), ((0, 0), (1, 0)))
+
+
+def test_training_after_inference_with_the_same_positions_and_mask() -> None:
+    q, k, v = inputs()
+    M, P, mask = form(), Positions.of(parapos.grid_positions(4, 6)), torch.ones(2, 24, dtype=torch.bool)
+    with torch.inference_mode():
+        attend(q, k, v, [Quadratic(M, None, P)], mask)
+    output(q, k, v, [Quadratic(M, None, P)], mask).sum().backward()
+    assert M.grad is not None
+
+
+@pytest.mark.parametrize("name", ["rope", "lookhere"])
+def test_gradients_of_positions_are_not_kept_from_an_earlier_call(name: str) -> None:
+    options = {"directions": [("up", 0.5), ("all", 0.25), ("left", 0.5)]} if name == "lookhere" else {}
+    encoding = parapos.create_encoding(name, dim=24, heads=3, head_dim=8, pos_dim=2, **options)
+    r = (parapos.grid_positions(4, 6) * 0.5).requires_grad_()
+    P, x = Positions.of(r), torch.randn(2, 24, 24)
+    q, k, v = (t.detach() for t in inputs())
+    with torch.no_grad():
+        encoding(x, q, k, P)
+    for _ in range(2):
+        a, b, terms = encoding(x, q, k, P)
+        (gradient,) = torch.autograd.grad(output(a, b, v, terms).square().sum(), r)
+        assert gradient.abs().max() > 0
+
+
+def test_positions_keep_one_of_a_kind() -> None:
+    q, k, v = inputs()
+    few, many = Positions.of(torch.randn(4, 2)), Positions.of(torch.randn(24, 2))
+    for _ in range(5):
+        term = Quadratic(form()[:, :, :4], None, few, many)
+        attend(q[:, :, :4], k, v, [term], torch.rand(2, 24) > 0.3)
+    assert len(few._made) == 1
+    assert len(pickle.dumps(few)) < 2000
+
+
+@dataclass(frozen=True, eq=False)
+class Bowl(Relative):
+    """The same form in all samples and queries of a head."""
+
+    s: Tensor
+    r: Positions
+    keys: Positions | None = None
+    scaled: ClassVar[bool] = True
+    learned: ClassVar[tuple[str, ...]] = ("s",)
+
+    @property
+    def exponents(self) -> tuple[tuple[int, ...], ...]:
+        return ((2, 0), (0, 2))
+
+    def coefficients(self, dtype: torch.dtype) -> Tensor:
+        return -self.s.to(dtype)[None, :, None, :]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_coefficients_that_samples_and_queries_share(masked: bool) -> None:
+    q, k, v = inputs()
+    s, P = torch.rand(3, 2, requires_grad=True), Positions.of(parapos.grid_positions(4, 6))
+    mask = torch.rand(2, 24) > 0.3 if masked else None
+    with patch.object(fused, "PART_BYTES", 64):
+        found, want = (output(q, k, v, [Bowl(s, P)], mask, kernel=kernel) for kernel in ("fused", "reference"))
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
+        grads = [torch.autograd.grad(out.square().sum(), s)[0] for out in (found, want)]
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
+
+
+def test_no_keys_and_no_terms() -> None:
+    q, k, v = inputs()
+    out = output(q, k[:, :, :0], v[:, :, :0], mask=torch.ones(2, 0, dtype=torch.bool))
+    assert (out == 0).all()
+
+
+@pytest.mark.parametrize("mask", [torch.ones(20, 20, dtype=torch.bool), torch.ones(2, 20)], ids=["causal", "float"])
+def test_masks_are_checked_before_they_are_used(mask: Tensor) -> None:
+    net = parapos.Attention(24, heads=3)
+    with pytest.raises(ValueError, match="mask must be boolean"):
+        net(torch.randn(2, 20, 24), parapos.grid_positions(4, 5), mask)
