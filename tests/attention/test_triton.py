@@ -59,7 +59,7 @@ def _values(axis: str) -> list[tuple[str, int]]:
 FEW: list[dict[str, Any]] = [
     dict(),
     dict(term="M", p=3, keys=140, special="mask", dtype=torch.bfloat16, heads=1),
-    dict(term="g", p=4, keys=9, special="padding", dtype=torch.float16),
+    dict(term="g", p=4, keys=33, special="padding", dtype=torch.float16),
     dict(term="alpha", p=1, special="mask", n=70, heads=1),
     dict(term="alpha, g", keys=30, special="far"),
     dict(term="slopes", keys=40, special="unplaced", heads=4),
