@@ -89,7 +89,7 @@ def pretended(cell: Cell) -> Iterator[None]:
 def refusal(cell: Cell) -> str | None:
     """Why the kernel does not serve such calls, or None."""
     with pretended(cell):
-        return KERNELS[cell.kernel].refuse(probe(cell))
+        return KERNELS[cell.kernel].reason_against(probe(cell))
 
 
 def table() -> str:

@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from .tracing import is_transformed
+
 LARGEST = 1e15  # their squares must fit in float32
 ClassToken = bool | Literal["unplaced"]
 T = TypeVar("T")
@@ -93,11 +95,6 @@ def point_positions(points: Tensor, *, unit: float = 1.0, cls: ClassToken = Fals
     return _with_cls(points.to(torch.promote_types(points.dtype, torch.float32)) / unit, cls)
 
 
-def _is_transforming() -> bool:
-    """Whether a function transform of torch.func is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
 @dataclass(eq=False)  # a frozen one would be hashed by its fields while compiling
 class Positions:
     """Positions that were checked once, and all that is made from them alone, made once and shared by all layers.
@@ -129,7 +126,7 @@ class Positions:
             raise TypeError(f"positions must be float32, float64 or integers, got {r.dtype}")
         if not r.dtype.is_floating_point:
             return cls(r.double(), unplaced=False)
-        if torch.compiler.is_compiling() or _is_transforming():
+        if torch.compiler.is_compiling() or is_transformed():
             return cls(r)
         if (r.abs() > LARGEST).any():
             raise ValueError(
@@ -148,7 +145,7 @@ class Positions:
 
         Of each kind, key[0], only the last is kept. What is compiled or differentiated by position makes its own.
         """
-        if torch.compiler.is_compiling() or _is_transforming() or self.r.requires_grad:
+        if torch.compiler.is_compiling() or is_transformed() or self.r.requires_grad:
             return make()
         last, found = self._made.get(key[0], (None, None))
         if last != key:

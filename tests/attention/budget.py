@@ -34,7 +34,7 @@ def _serving(needs_grad: bool) -> list[str]:
     """Kernels but the reference that serve a plain call on this machine."""
     q = torch.zeros(1, 1, 2, 16, requires_grad=needs_grad)
     call = Call(q, q, q, (), None, 1.0)
-    return [name for name, kernel in KERNELS.items() if name != "reference" and kernel.refuse(call) is None]
+    return [name for name, kernel in KERNELS.items() if name != "reference" and kernel.reason_against(call) is None]
 
 
 TRAINING, FORWARD = _serving(True), _serving(False)

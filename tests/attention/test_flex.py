@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import parapos
-from parapos.attention import Call, Distance, Polynomial, Quadratic, Table, Term, flex
+from parapos.attention import KERNELS, Call, Distance, Polynomial, Quadratic, Table, Term, flex
 from parapos.positions import Positions
 from tools.support import EXAMPLES
 
@@ -187,7 +187,7 @@ def shaped(device: str, size: int, dtype: torch.dtype = torch.float16) -> Any:
 
 def refusal(q: Any, k: Any = None, v: Any = None, terms: tuple[Term, ...] = (), grad: bool = False) -> str | None:
     with torch.set_grad_enabled(grad):
-        return flex.refuse(Call(q, q if k is None else k, q if v is None else v, terms, None, 1.0))
+        return KERNELS["flex"].reason_against(Call(q, q if k is None else k, q if v is None else v, terms, None, 1.0))
 
 
 class Strange(Term):
@@ -199,9 +199,6 @@ class Strange(Term):
 
     def scores(self, dtype: torch.dtype) -> Tensor:
         return torch.zeros(1, 1, 4, 4, dtype=dtype)
-
-    def take(self, samples: slice, queries: slice) -> Strange:
-        return self
 
 
 def test_refusals() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import parapos
-from parapos.attention import KERNELS, Kernel, Peak, fused, kernels, reference, register_kernel
+from parapos.attention import KERNELS, Kernel, fused, kernels, reference, register_kernel
 from parapos.attention import scores as score_blocks
 
 from .budget import TRAINING, full, make_case
@@ -113,8 +113,6 @@ def test_explain_is_what_runs() -> None:
     assert "no score terms" in str(parapos.explain(q, k, v))
     table = parapos.Table(torch.zeros(1, 1, 50, 50))
     assert "blocks of queries" in str(parapos.explain(q, k, v, [table]))
-    dense = parapos.explain(q, k, v, terms, kernel="reference").memory
-    assert parapos.explain(*(torch.zeros(1, 8, 4096, 64),) * 3).memory < dense * 1000
 
 
 def test_fused_really() -> None:
@@ -234,7 +232,7 @@ def test_a_kernel_that_a_user_registers() -> None:
     def refuse(call: kernels.Call) -> str | None:
         return "more than 50 tokens" if call.q.shape[2] > 50 else None
 
-    plain = Kernel("plain", 5, True, refuse, lambda call: "in plain words", lambda call: Peak(7, 11), run)
+    plain = Kernel("plain", 5, True, refuse, lambda call: "in plain words", run)
     q, k, v, terms = call()
     try:
         assert register_kernel(plain) is plain
@@ -243,7 +241,7 @@ def test_a_kernel_that_a_user_registers() -> None:
         assert torch.equal(parapos.attend(q, k, v, terms, strict=True), want)
         assert torch.equal(parapos.attend(q, k, v, terms, kernel="plain"), want)
         plan = parapos.explain(q, k, v, terms)
-        assert (plan.kernel, plan.method, plan.memory) == ("plain", "in plain words", 7)
+        assert (plan.kernel, plan.method) == ("plain", "in plain words")
         assert "plain" not in plan.passed_over
         longer = torch.zeros(1, 1, 51, 8)
         assert parapos.explain(longer, longer, longer).passed_over["plain"] == "more than 50 tokens"

@@ -98,7 +98,7 @@ def test_positions_first_used_in_inference_mode_serve_training(kernel: str, dtyp
     r = Positions.of(parapos.grid_positions(4, 5).to(dtype))
     q, g = torch.randn(1, 2, 20, 16, requires_grad=True), torch.randn(1, 2, 20, 2, requires_grad=True)
     terms = (Quadratic(None, g, r),)
-    if why := KERNELS[kernel].refuse(Call(q, q, q, terms, None, 0.25)):
+    if why := KERNELS[kernel].reason_against(Call(q, q, q, terms, None, 0.25)):
         pytest.skip(why)
     with torch.inference_mode():
         first = parapos.attend(q, q, q, terms, kernel=kernel)

@@ -14,7 +14,7 @@ import parapos
 from parapos.attention import Distance, Polynomial, Quadratic, Relative, Table, Term, attend
 from parapos.attention import scores as score_blocks
 from parapos.attention import terms as definitions
-from parapos.attention.basis import Exponents, contract
+from parapos.relative import Exponents, contract
 
 from .budget import FORWARD, TRAINING, fed, full
 
@@ -61,17 +61,6 @@ def test_every_term_is_here() -> None:
     }
     assert known == {type(term) for term in terms(2)}
     assert len(terms(2)) == COUNT
-
-
-@pytest.mark.parametrize("p", [1, 2, 3])
-@pytest.mark.parametrize("which", range(COUNT))
-@pytest.mark.parametrize("keys", [None, 5])
-@pytest.mark.parametrize("shared", [False, True])
-def test_taking_samples_and_queries_commutes_with_scores(p: int, which: int, keys: int | None, shared: bool) -> None:
-    term = terms(p, keys=keys, shared=shared)[which]
-    whole = term.scores(torch.float64).expand(2, 2, 6, keys or 6)
-    part = term.take(slice(1, 2), slice(2, 5)).scores(torch.float64)
-    torch.testing.assert_close(part.expand(1, 2, 3, keys or 6), whole[1:2, :, 2:5])
 
 
 def test_a_term_by_its_own_text() -> None:
@@ -286,9 +275,6 @@ def test_a_term_that_is_neither_relative_nor_a_table_is_left_to_the_reference() 
 
         def scores(self, dtype: torch.dtype) -> Tensor:
             return torch.arange(5.0).to(dtype).expand(1, 1, 5, 5)
-
-        def take(self, samples: slice, queries: slice) -> Odd:
-            return self
 
     q = torch.randn(1, 1, 5, 8)
     plan = parapos.explain(q, q, q, [Odd()])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import parapos
-from parapos.attention import Call, Distance, Polynomial, Quadratic, Table, Term, triton
+from parapos.attention import KERNELS, Call, Distance, Polynomial, Quadratic, Table, Term, triton
 from parapos.positions import Positions
 
 from .criterion import DTYPES
@@ -348,7 +348,7 @@ def test_compiles_as_one_node_and_is_not_exported(interpreter: Callable[..., Any
 def flops() -> list[int]:
     from torch.utils.flop_counter import FlopCounterMode
 
-    import parapos.attention.flops  # registers the formulas
+    import parapos.bench.flop_formulas  # registers the formulas
 
     q, k, v = torch.randn(2, 3, 20, 16, requires_grad=True), torch.randn(2, 3, 30, 16), torch.randn(2, 3, 30, 8)
     with FlopCounterMode(display=False) as forward:
@@ -399,7 +399,7 @@ REFUSED: list[tuple[str, dict[str, Any], list[Term]]] = [
 def refusal(size: int, dtype: torch.dtype, terms: list[Term], grad: bool) -> str | None:
     q = torch.zeros(1, 2, 4, size, dtype=dtype)
     with torch.set_grad_enabled(grad):
-        return triton.refuse(Call(q, q, q, tuple(terms), None, 1.0))
+        return KERNELS["triton"].reason_against(Call(q, q, q, tuple(terms), None, 1.0))
 
 
 @pytest.mark.parametrize(("reason", "options", "terms"), REFUSED, ids=[reason for reason, _, _ in REFUSED])
@@ -415,7 +415,7 @@ def test_fixed_tables_are_served(interpreter: Callable[..., Any]) -> None:
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets here")
 def test_processors_are_refused() -> None:
     q = torch.zeros(1, 2, 4, 8)
-    assert triton.refuse(Call(q, q, q, (), None, 1.0)) == "it runs on GPUs, q is on cpu"
+    assert KERNELS["triton"].reason_against(Call(q, q, q, (), None, 1.0)) == "it runs on GPUs, q is on cpu"
 
 
 def test_import_does_not_load_triton() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import flop_counter
 
-import parapos.attention.flops  # noqa: F401  registers the formulas
+import parapos.bench.flop_formulas  # noqa: F401  registers the formulas
 from parapos.bench import flops, measure
 from parapos.bench import model as bench
 from parapos.bench import model_view as view

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 import parapos
 from parapos import Quadratic, create_encoding
 from parapos.attention import fused
-from parapos.attention.basis import contract
 from parapos.encodings.parabolic import INITS
+from parapos.relative import contract
 
 DIMS = [1, 2, 3, 4]
 VARIANTS = {  # options: positional parameters of ViT-S, m = 50

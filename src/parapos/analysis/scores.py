@@ -93,7 +93,8 @@ class Layer:
         """The parts of some samples and some queries."""
         q, k = self.q[batch, :, rows].double(), self.k[batch].double()
         semantics = q @ k.transpose(-1, -2) * self.factor
-        term = self.term.take(batch, rows)
+        M, g = (None if x is None else x[batch, :, rows] for x in (self.term.M, self.term.g))
+        term = Quadratic(M, g, self.term.r.take(batch, rows), self.term.key_positions.take(batch))
 
         def part(some: Quadratic) -> Tensor:
             return (some.scores(torch.float64) * self.factor).expand_as(semantics)

@@ -1,6 +1,6 @@
 """Attention with score terms. `attend` runs it, `explain` says how."""
 
-from .kernels import KERNELS, Call, Kernel, Peak, register_kernel
+from .kernels import KERNELS, Call, Kernel, register_kernel
 from .select import AttentionPlan, KernelError, attend, explain
 from .terms import Distance, Polynomial, Quadratic, Relative, Table, Term
 
@@ -11,7 +11,6 @@ __all__ = [
     "Distance",
     "Kernel",
     "KernelError",
-    "Peak",
     "Polynomial",
     "Quadratic",
     "Relative",

@@ -10,9 +10,6 @@ B batch, H heads, n queries, N keys, p position dims, f functions, e columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-from math import comb, prod
 from typing import NamedTuple
 
 import torch
@@ -20,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..positions import centre, placed
-from .basis import Exponents, function, monomials
+from ..relative import Exponents, function, key_features, taylor
 from .terms import Relative
 
 REACH_BITS = 6  # positions are scaled to |r| <= 2^6, so that float16 holds their products
@@ -39,15 +36,6 @@ class Columns(NamedTuple):
     T: Tensor  # (B or 1, n, f, e): coefficients to query columns
     phi: Tensor  # (B or 1, N, e): key columns
     bound: Tensor  # (B or 1, n, f): the largest sum of products that a unit of a coefficient may bring
-
-
-@cache
-def key_features(exponents: Exponents, with_constant: bool) -> Exponents:
-    """The monomials of a key's position that functions of D with these exponents are made of."""
-    p = len(exponents[0])
-    squares = any(e[0] < 0 for e in exponents)
-    found = [e for e in monomials(p, 2) if sum(e) == 1 or e in exponents or (squares and max(e) == 2)]
-    return (*found, (0,) * p) if with_constant else tuple(found)
 
 
 def features_of(term: Relative, dtype: torch.dtype) -> Exponents:
@@ -78,7 +66,7 @@ def make_columns(term: Relative, features: Exponents, more: int, dtype: torch.dt
     y = torch.where(there, (to - middle) / unit, 0.0).movedim(-1, 0)  # r_j
     phi = torch.where(there, torch.stack([function(y, e) for e in features], dim=-1), 0.0)
     rows = [
-        torch.stack([_taylor(x, e, f) for f in features], dim=-1) * unit ** (2 if e[0] < 0 else sum(e))
+        torch.stack([taylor(x, e, f) for f in features], dim=-1) * unit ** (2 if e[0] < 0 else sum(e))
         for e in term.exponents
     ]
     T = torch.where(here[..., None], torch.stack(rows, dim=-2), 0.0)
@@ -88,17 +76,6 @@ def make_columns(term: Relative, features: Exponents, more: int, dtype: torch.dt
     return Columns(
         T.float(), F.pad(halves(phi.float(), dtype), (0, more - len(features) * copies(dtype))), bound.float()
     )
-
-
-def _taylor(x: Tensor, e: Sequence[int], f: Sequence[int]) -> Tensor:
-    """The coefficient of y^f in function_e(x + y); x (p, ...)."""
-    if e[0] < 0:  # |x + y|^2
-        axes = [[2 * (u == v) for v in range(len(e))] for u in range(len(e))]
-        return torch.stack([_taylor(x, axis, f) for axis in axes]).sum(0)
-    both = list(zip(e, f, strict=True))
-    if any(b > a for a, b in both):
-        return torch.zeros_like(x[0])
-    return function(x, [a - b for a, b in both]) * prod([comb(a, b) for a, b in both])
 
 
 def fits(coefficients: Tensor, bound: Tensor, scale: float, dtype: torch.dtype) -> bool:

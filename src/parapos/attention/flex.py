@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from ..positions import placed
-from .basis import Exponents, function, is_transformed, split
-from .kernels import POSITIONS, TRANSFORM, WEIGHTS, Call, Kernel, Peak, register_kernel
-from .memory import Sizes
+from ..relative import Exponents, function, split
+from .kernels import Call, Kernel, register_kernel
 from .terms import Relative, Table, Term
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of b, h, i, j: sample, head, query, key
@@ -30,10 +29,6 @@ GRAPHS = 1024  # kinds of call that may be compiled; PyTorch's own limit of 8 is
 def refuse(call: Call) -> str | None:
     """Why FlexAttention cannot serve this call, or None."""
     q, v = call.q, call.v
-    if call.return_weights:
-        return WEIGHTS
-    if is_transformed():
-        return TRANSFORM
     if torch.compiler.is_exporting():
         return "an exported program holds standard operators alone"
     if q.device.type not in ("cpu", "cuda"):
@@ -42,8 +37,6 @@ def refuse(call: Call) -> str | None:
         return "FlexAttention has no float64"
     if q.device.type == "cuda" and min(q.shape[-1], v.shape[-1]) < LEAST_CUDA_HEAD:
         return f"FlexAttention on CUDA needs head sizes of {LEAST_CUDA_HEAD} at least"
-    if call.needs_position_grad:
-        return POSITIONS
     for term in call.terms:
         if not isinstance(term, Relative | Table):
             return f"{type(term).__name__} is neither relative nor a table"
@@ -67,7 +60,7 @@ def _cpu_lacks() -> str | None:
 
 
 class Place(NamedTuple):
-    """Positions (B or 1, N, p) as `basis.split` gives them, 0 where there is none; here (B or 1, N) is 1.0 or 0.0."""
+    """Positions (B or 1, N, p) as `split` gives them, 0 where there is none; here (B or 1, N) is 1.0 or 0.0."""
 
     high: Tensor
     low: Tensor | None
@@ -169,12 +162,6 @@ def attention(call: Call) -> Tensor:
     return run(q, k, v, None if call.mask is None else call.mask.contiguous(), factor, parts)
 
 
-def _memory(call: Call) -> Peak:
-    s = Sizes(call)
-    forward = s.hidden + s.out + s.learned
-    return Peak(forward, forward + s.gradients + s.out)
-
-
 register_kernel(
     Kernel(
         "flex",
@@ -182,7 +169,6 @@ register_kernel(
         True,
         refuse,
         lambda call: f"PyTorch FlexAttention, {call.names} computed inside it; compiled when first called",
-        _memory,
         attention,
         by_name=lambda call: "it compiles for each kind of call; ask for it by name",
     )

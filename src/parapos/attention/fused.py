@@ -9,20 +9,19 @@ B batch, H heads, n queries, N keys, h query/key size, w value size, f functions
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from ..relative import contract, project
+from ..tracing import cast, no_autocast
 from . import reference
-from .basis import cast, contract, is_transformed, no_autocast, project, refuse_second_derivative
-from .columns import ALLOWED, GRADIENT_ROUNDING, Columns, columns, copies, features_of, fits, halves
-from .kernels import POSITIONS, TRANSFORM, WEIGHTS, Call, Kernel, Peak, register_kernel
-from .memory import Sizes
-from .scores import Scores, backward_from_d, blocks, cut, empty_heads, forward_from_d
+from .columns import ALLOWED, GRADIENT_ROUNDING, columns, copies, features_of, fits, halves
+from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
+from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, plain
 from .terms import Relative, Table
 
 PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head of one sample
@@ -30,12 +29,10 @@ PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head of one sample
 
 def separable(call: Call) -> Relative | None:
     """The term of a call that can be columns, if that is its only one and the call is not to be exact."""
-    if len(call.terms) != 1 or call.exact or not call.scale > 0 or call.q.device.type not in ("cpu", "meta"):
+    can_be = call.scale > 0 and call.q.dtype in ALLOWED and call.q.device.type in ("cpu", "meta")
+    if call.exact or not can_be or len(call.terms) != 1 or not isinstance(term := call.terms[0], Relative):
         return None
-    term = call.terms[0]
-    if not isinstance(term, Relative) or not term.scaled or call.q.dtype not in ALLOWED:
-        return None
-    return term if all(e[0] == -2 or 0 <= sum(e) <= 2 for e in term.exponents) else None
+    return term if term.scaled and all(e[0] == -2 or 0 <= sum(e) <= 2 for e in term.exponents) else None
 
 
 def _parts(q: Tensor, k: Tensor, width: int, copies: int) -> list[tuple[slice, slice]]:
@@ -77,13 +74,14 @@ def _columns_of(part: tuple[slice, slice], psi: Tensor, phi: Tensor) -> tuple[Te
     return halves(psi[part], phi.dtype, query=True), (phi[part[0]] if len(phi) > 1 else phi)[:, None]
 
 
-def _bias_of(mask: Tensor | None, samples: slice, heads: slice, dtype: torch.dtype) -> Tensor | None:
-    """The mask as numbers for PyTorch's kernel. A row without keys sees all: what it gives is dropped afterwards."""
+def _bias(mask: Tensor | None, dtype: torch.dtype, part: tuple[slice, slice] | None = None) -> Tensor | None:
+    """A mask as numbers. Of a part, a row without keys sees all, and what it gives is dropped afterwards."""
     if mask is None:
         return None
-    part = cut(mask, samples, heads)
-    part = part | ~part.any(-1, keepdim=True)
-    return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~part, -torch.inf)
+    if part is not None:
+        mask = cut(mask, *part)
+        mask = mask | ~mask.any(-1, keepdim=True)
+    return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
 
 
 def _drop_empty(out: Tensor, mask: Tensor | None) -> Tensor:
@@ -91,22 +89,17 @@ def _drop_empty(out: Tensor, mask: Tensor | None) -> Tensor:
     return out if mask is None else out.masked_fill_(~mask.any(-1, keepdim=True), 0.0)
 
 
-def _query_columns(q: Tensor, c: Tensor, T: Tensor) -> Tensor:
-    """psi (B, H, n, e), also where samples or queries share coefficients."""
-    return contract(c, T).expand(*q.shape[:3], -1)
-
-
 def _columns_forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, c: Tensor, T: Tensor, phi: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Output, and the log-sum-exp of each query's scores."""
-    psi = _query_columns(q, c, T)
+    psi = contract(c, T).expand(*q.shape[:3], -1)
     width, w = q.shape[-1] + phi.shape[-1], v.shape[-1]
     parts = _parts(q, k, width, 4)
     widen = _Wide(parts[0], width, q, k, v)
     out, lse = _outputs(q, w, width)
     for part in parts:
-        wide, bias = widen(part, *_columns_of(part, psi, phi)), _bias_of(mask, *part, q.dtype)
+        wide, bias = widen(part, *_columns_of(part, psi, phi)), _bias(mask, q.dtype, part)
         y, z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)
         if len(parts) == 1:
             out, lse = y[..., :w], z
@@ -120,7 +113,7 @@ def _columns_backward(
     c: Tensor, T: Tensor, phi: Tensor, bound: Tensor,
 ) -> list[Tensor] | None:  # fmt: skip
     """Gradients of q, k, v and the coefficients, in float32; None where those of the coefficients lose too much."""
-    psi, size, w = _query_columns(q, c, T), q.shape[-1], v.shape[-1]
+    psi, size, w = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1], v.shape[-1]
     width = size + phi.shape[-1]
     dout = dout if mask is None else _drop_empty(dout.clone(), mask)
     parts = _parts(q, k, width, 8)
@@ -128,7 +121,7 @@ def _columns_backward(
     dpsi, widen = psi.new_empty(psi.shape), _Wide(parts[0], width, q, k, v, dout, out)
     for part in parts:
         *wide, dy, y = widen(part, *_columns_of(part, psi, phi))
-        bias = _bias_of(mask, *part, q.dtype)
+        bias = _bias(mask, q.dtype, part)
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dy, *wide, y, lse[part], 0.0, False, attn_mask=bias, scale=scale
         )
@@ -208,16 +201,12 @@ def _(dout, out, lse, wanted, q, k, v, mask, scale, exponents, factors, weights,
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, mask, *ctx.numbers = inputs[:8]
-    ctx.masked, ctx.counts = mask is not None, [len(x) for x in inputs[8:]]
-    ctx.save_for_backward(
-        *output, q, k, v, *([mask] if ctx.masked else []), *(x for group in inputs[8:] for x in group)
-    )
+    ctx.numbers, ctx.counts = inputs[4:8], [len(x) for x in inputs[8:]]
+    ctx.save_for_backward(*output, *inputs[:4], *chain.from_iterable(inputs[8:]))
 
 
 def _grads(ctx, dout, _):  # type: ignore[no-untyped-def]
-    out, lse, q, k, v, *saved = ctx.saved_tensors
-    mask = saved.pop(0) if ctx.masked else None
+    out, lse, q, k, v, mask, *saved = ctx.saved_tensors
     groups = [[saved.pop(0) for _ in range(count)] for count in ctx.counts]
     learned = [*groups[0], *groups[3]]
     wanted = [x.requires_grad for x in learned]
@@ -234,20 +223,6 @@ _attention.register_autograd(_grads, setup_context=_setup)
 _attention_backward.register_autograd(refuse_second_derivative)
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """PyTorch's fused attention with a bias or none. Widths are made equal, or PyTorch would leave its fused path."""
-    width = max(q.shape[-1], v.shape[-1])
-    q, k, v_ = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (q, k, v))
-    empty = None if bias is None else bias.amax(-1, keepdim=True) == -torch.inf
-    bias = None if bias is None or empty is None else bias.masked_fill(empty, 0.0).to(q.dtype)
-    out = F.scaled_dot_product_attention(q, k, v_, attn_mask=bias, scale=scale)[..., : v.shape[-1]]
-    return out if empty is None else out.masked_fill(empty, 0.0)
-
-
-def _bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if mask is None else torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
-
-
 def _exported(call: Call) -> Tensor:
     """The same in standard operators, in float32 at least: columns where there can be, whatever their numbers."""
     dtype = torch.promote_types(call.q.dtype, torch.float32)
@@ -260,7 +235,7 @@ def _exported(call: Call) -> Tensor:
     for other in call.terms if term is None else ():
         more = other.scores(dtype) * (call.scale if other.scaled else 1.0)
         bias = more if bias is None else bias + more
-    return _plain(q, k, v, bias, call.scale).to(call.q.dtype)
+    return plain(q, k, v, bias, call.scale).to(call.q.dtype)
 
 
 def attention(call: Call) -> Tensor:
@@ -272,7 +247,7 @@ def attention(call: Call) -> Tensor:
     if not prod(q.shape[:3]) * k.shape[2]:  # nothing to attend to
         return reference.attention(call)[0]
     if not call.terms:
-        return _plain(q, k, v, _bias(call.mask, q.dtype), call.scale)
+        return plain(q, k, v, _bias(call.mask, q.dtype), call.scale)
     term = separable(call)
     s = Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     made = [] if term is None else list(columns(term, q, v))
@@ -284,63 +259,30 @@ def attention(call: Call) -> Tensor:
 
 
 def _refuse(call: Call) -> str | None:
-    if is_transformed():
-        return TRANSFORM
-    if call.return_weights:
-        return WEIGHTS
-    if call.needs_position_grad:
-        return POSITIONS
     if not call.terms and call.q.is_cuda and call.q.dtype == torch.float64:
         return "PyTorch has no fused float64 attention on GPUs"
     unknown = [type(term).__name__ for term in call.terms if not isinstance(term, Relative | Table)]
     return f"{unknown[0]} is neither relative nor a table" if unknown else None
 
 
-def _as_columns(call: Call) -> Columns | None:
-    """The columns that a call would use; without numbers (meta tensors), those that it may use."""
-    term = separable(call)
-    if term is None or not prod(call.q.shape[:3]) * call.k.shape[2]:
-        return None
-    with torch.no_grad():
-        made = columns(term, call.q, call.v)
-        c = term.coefficients(torch.float32)
-        return made if call.q.is_meta or fits(c, made.bound, call.scale, call.q.dtype) else None
-
-
+@torch.no_grad()
 def _describe(call: Call) -> str:
     if not call.terms:
         return "PyTorch fused attention, no score terms"
-    made = _as_columns(call)
-    if made is None:
-        why = "; as columns these numbers would lose digits" if separable(call) is not None else ""
-        return f"{call.names} formed from D in blocks of queries, added by PyTorch fused attention to its scores{why}"
-    term = separable(call)
-    assert term is not None
-    e = len(features_of(term, call.q.dtype)) * copies(call.q.dtype)
-    width = call.q.shape[-1] + made.phi.shape[-1]
+    term, dtype = separable(call), call.q.dtype
+    from_d = f"{call.names} formed from D in blocks of queries, added by PyTorch fused attention to its scores"
+    if term is None or not prod(call.q.shape[:3]) * call.k.shape[2]:
+        return from_d
+    made = columns(term, call.q, call.v)
+    if not call.q.is_meta and not fits(term.coefficients(torch.float32), made.bound, call.scale, dtype):
+        return f"{from_d}; as columns these numbers would lose digits"
+    e, width = len(features_of(term, dtype)) * copies(dtype), call.q.shape[-1] + made.phi.shape[-1]
     text = f"{call.names} as {e} extra query/key columns in PyTorch fused attention of width {width}"
     if call.q.is_meta:
         text += ", or formed from D in blocks of queries if the numbers would lose digits"
-    if call.needs_grad and call.q.dtype != torch.float32:
-        text += "; its backward pass forms scores from D in blocks of queries"
+    if dtype != torch.float32:
+        text += "; a backward pass forms scores from D in blocks of queries"
     return text
 
 
-def _memory(call: Call) -> Peak:
-    s, made = Sizes(call), _as_columns(call)
-    if not call.terms:
-        return s.peak(s.out + s.hidden, s.gradients + s.hidden // 2)
-    block, functions = s.block(*(next(blocks(call.q, call.k, s.wide)) if s.scores else (slice(0), slice(0))))
-    from_d = 6 * block + functions + s.widened(2 * s.k + s.q)
-    if made is None:
-        return s.peak(2 * s.out + 3 * s.shared(block) + functions, s.gradients + from_d)
-    width = call.q.shape[-1] + made.phi.shape[-1]
-    samples, heads = _parts(call.q, call.k, width, 4)[0]
-    heads_at_once = (samples.stop - samples.start) * (heads.stop - heads.start)
-    wide = heads_at_once * max(call.q.shape[2], call.k.shape[2]) * width * s.size
-    psi = 2 * s.rows * made.T.shape[-1] * 4
-    backward = 8 * wide + 2 * psi if call.q.dtype == torch.float32 else from_d
-    return s.peak(s.out + 4 * wide + psi, s.gradients + backward)
-
-
-register_kernel(Kernel("fused", 20, True, _refuse, _describe, _memory, attention))
+register_kernel(Kernel("fused", 20, True, _refuse, _describe, attention))

@@ -11,11 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..tracing import is_transformed
 from .terms import Relative, Term
-
-WEIGHTS = "a fused kernel never forms the attention weights"
-TRANSFORM = "a function transform or forward-mode differentiation is active"
-POSITIONS = "the positions require a gradient"
 
 
 @dataclass(frozen=True)
@@ -46,20 +43,12 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Peak:
-    """Peak bytes beyond the inputs: of a forward pass, and of a forward and a backward pass."""
-
-    forward: int
-    training: int
-
-
-@dataclass(frozen=True)
 class Kernel:
     """One way to compute attention.
 
-    refuse: why it cannot serve a call, or None. describe: what would run, in words. memory: an estimate. run: the
-    output (B, H, n, w). is_fused: scores are never all in memory, or take 8 MiB at most. rank: `auto` takes the lowest
-    that does not refuse. by_name: why `auto` passes over this kernel and it must be asked for, or None.
+    rank: `auto` takes the lowest that can serve a call. is_fused: scores are never all in memory, or take 8 MiB at
+    most. refuse: what this kernel cannot do in a call, or None. describe: what would run, in words. run: the output
+    (B, H, n, w). by_name: why `auto` passes over this kernel and it must be asked for, or None.
     """
 
     name: str
@@ -67,9 +56,18 @@ class Kernel:
     is_fused: bool
     refuse: Callable[[Call], str | None]
     describe: Callable[[Call], str]
-    memory: Callable[[Call], Peak]
     run: Callable[[Call], Tensor]
     by_name: Callable[[Call], str | None] = lambda call: None
+
+    def reason_against(self, call: Call) -> str | None:
+        """Why this kernel cannot serve a call, or None: what no fused kernel can do, and what this one cannot."""
+        if self.is_fused and call.return_weights:
+            return "a fused kernel never forms the attention weights"
+        if self.is_fused and is_transformed():
+            return "a function transform or forward-mode differentiation is active"
+        if self.is_fused and call.needs_position_grad:
+            return "the positions require a gradient"
+        return self.refuse(call)
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -89,3 +87,7 @@ def find_kernel(name: str) -> Kernel:
     if name not in KERNELS:
         raise ValueError(f"unknown kernel {name!r}, expected one of auto, {', '.join(KERNELS)}")
     return KERNELS[name]
+
+
+def refuse_second_derivative(ctx: object, *grads: object) -> None:
+    raise RuntimeError("fused attention has no second derivative; use kernel='reference', which has one")

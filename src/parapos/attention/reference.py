@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .kernels import Call, Kernel, Peak, register_kernel
-from .memory import Sizes
+from .kernels import Call, Kernel, register_kernel
 
 
 def attention(call: Call) -> tuple[Tensor, Tensor]:
@@ -27,21 +26,13 @@ def attention(call: Call) -> tuple[Tensor, Tensor]:
     return weights @ v, weights
 
 
-def _memory(call: Call) -> Peak:
-    s = Sizes(call)
-    scores, functions = s.block(slice(0, call.q.shape[0]), slice(0, call.q.shape[2]))
-    forward = s.out + 3 * scores + functions
-    return s.peak(forward, forward + s.gradients + 2 * scores + s.widened(s.q + s.k + s.v))
-
-
 register_kernel(
     Kernel(
         "reference",
-        100,
-        False,
-        lambda call: None,
-        lambda call: "dense attention in plain operations, all scores in memory",
-        _memory,
-        lambda call: attention(call)[0],
+        rank=100,
+        is_fused=False,
+        refuse=lambda call: None,
+        describe=lambda call: "dense attention in plain operations, all scores in memory",
+        run=lambda call: attention(call)[0],
     )
 )

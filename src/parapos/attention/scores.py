@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .basis import contract, difference, function, project
+from ..relative import contract, difference, function, project
 from .terms import Relative, Table, Term
 
 BLOCK_BYTES = 8 * 2**20  # scores formed from D at one time; a handful of such blocks are alive
@@ -126,20 +126,24 @@ def walk(
         yield samples, rows, functions, s.block(functions, mask, samples, rows, dtype)
 
 
+def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, hides: bool = True) -> Tensor:
+    """PyTorch's fused attention with a bias or none. hides: it may be -inf; a query that sees no key gives zeros."""
+    width = max(q.shape[-1], v.shape[-1])  # unequal widths would leave PyTorch's fused path
+    q, k, v_ = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (q, k, v))
+    empty = bias.amax(-1, keepdim=True) == -torch.inf if bias is not None and hides else None
+    bias = bias if bias is None or empty is None else bias.masked_fill(empty, 0.0)
+    if bias is not None and q.device.type != "cpu":
+        bias = bias.to(q.dtype)  # PyTorch's CPU kernel takes float32 beside half precision
+    out = F.scaled_dot_product_attention(q, k, v_, attn_mask=bias, scale=scale)[..., : v.shape[-1]]
+    return out if empty is None else out.masked_fill(empty, 0.0)
+
+
 def forward_from_d(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: Scores) -> None:
     """Attention with scores formed from D, written to out."""
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    width = max(q.shape[-1], v.shape[-1])
-    wide = [F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v)] if q.shape[-1] != v.shape[-1] else [q, k, v]
-    for samples, rows, _, bias in walk(q, k, s, mask, dtype):
-        empty = bias.amax(-1, keepdim=True) == -torch.inf if mask is not None or s.tables else None
-        bias = bias if empty is None else bias.masked_fill(empty, 0.0)
-        bias = bias if q.device.type == "cpu" else bias.to(q.dtype)  # PyTorch's CPU kernel takes float32 beside half
-        block = F.scaled_dot_product_attention(
-            wide[0][samples, :, rows], wide[1][samples], wide[2][samples], attn_mask=bias, scale=scale
-        )[..., : v.shape[-1]]
-        out[samples, :, rows] = block if empty is None else block.masked_fill(empty, 0.0)
-        del bias, block  # before the next are made
+    for samples, rows, _, bias in walk(q, k, s, mask, torch.promote_types(q.dtype, torch.float32)):
+        hides = mask is not None or bool(s.tables)
+        out[samples, :, rows] = plain(q[samples, :, rows], k[samples], v[samples], bias, scale, hides)
+        del bias  # before the next is made
 
 
 def backward_from_d(

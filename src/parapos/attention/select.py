@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..tracing import no_autocast
 from . import flex, fused, reference, triton  # noqa: F401 - each registers its kernel
-from .basis import no_autocast
-from .kernels import KERNELS, Call, Kernel, Peak, find_kernel
-from .terms import Relative, Term
+from .kernels import KERNELS, Call, Kernel, find_kernel
+from .terms import Relative, Term, fits
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -31,38 +31,25 @@ class AttentionPlan:
     method: str
     reason: str
     passed_over: dict[str, str]
-    memory: int
-    training: int | None
     call: str
 
     def __str__(self) -> str:
-        training = "" if self.training is None else f", {_mib(self.training)} with the backward pass"
-        lines = [
-            self.call,
-            f"kernel   {self.kernel} ({self.reason})",
-            f"method   {self.method}",
-            f"memory   {_mib(self.memory)} beyond the inputs{training}",
-            *(f"not      {name}: {why}" for name, why in self.passed_over.items()),
-        ]
-        return "\n".join(lines)
-
-
-def _mib(size: int) -> str:
-    return f"about {size / 2**20:.1f} MiB"
+        others = [f"not      {name}: {why}" for name, why in self.passed_over.items()]
+        return "\n".join([self.call, f"kernel   {self.kernel} ({self.reason})", f"method   {self.method}", *others])
 
 
 def _choose(call: Call, name: str, strict: bool) -> Kernel:
     """The kernel to use. Others are asked only as far as needed."""
     if name != "auto":
         kernel = find_kernel(name)
-        if (reason := kernel.refuse(call)) is not None:
+        if (reason := kernel.reason_against(call)) is not None:
             raise KernelError(f"kernel {name!r} cannot serve this call: {reason}")
         if strict and not kernel.is_fused:
             raise KernelError(f"strict mode wants a fused kernel, and {name!r} is not one")
         return kernel
-    chosen = next(k for k in KERNELS.values() if k.refuse(call) is None and k.by_name(call) is None)
+    chosen = next(k for k in KERNELS.values() if k.reason_against(call) is None and k.by_name(call) is None)
     if strict and not chosen.is_fused:
-        reasons = "; ".join(f"{name}: {why}" for name, k in KERNELS.items() if (why := k.refuse(call)))
+        reasons = "; ".join(f"{name}: {why}" for name, k in KERNELS.items() if (why := k.reason_against(call)))
         raise KernelError(f"strict mode wants a fused kernel and none can serve this call. {reasons}")
     return chosen
 
@@ -74,10 +61,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor 
     for name, x in named.items():
         if x.device != q.device:
             raise ValueError(f"{name} must be on {q.device} as q is, got {x.device}")
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4:
+        if name in ("q", "k", "v") and x.ndim != 4:
             raise ValueError(f"{name} must be (batch, heads, tokens, size), got {tuple(x.shape)}")
-        if x.dtype not in FLOATS:
+        if name in ("q", "k", "v") and x.dtype not in FLOATS:
             raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
     if not (q.dtype == k.dtype == v.dtype):
         raise TypeError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
@@ -88,10 +74,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor 
         )
     if mask is not None:
         b, h, n = q.shape[:3]
-        padding, full = (b, k.shape[2]), ((1, b), (1, h), (n,), (k.shape[2],))
-        fits = tuple(mask.shape) == padding if mask.ndim == 2 else mask.ndim == 4
-        fits = fits and (mask.ndim == 2 or all(s in w for s, w in zip(mask.shape, full, strict=True)))
-        if mask.dtype != torch.bool or not fits:
+        padding = (b, k.shape[2])
+        if mask.dtype != torch.bool or not (tuple(mask.shape) == padding or fits(mask, q, k)):
             raise ValueError(
                 f"mask must be boolean, {padding} with True for real keys, or ({b} or 1, {h} or 1, {n}, {k.shape[2]}) "
                 f"with True where a query may look, got {mask.dtype} {tuple(mask.shape)}"
@@ -101,20 +85,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor 
 
 
 def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Sequence[Term],
-    mask: Tensor | None,
-    scale: float | None,
-    exact: bool,
-    return_weights: bool,
+    q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float | None, *rest: bool
 ) -> Call:
     """The arguments, checked and completed. The one place that clears what hidden keys hold, which may be NaN."""
     _check(q, k, v, terms, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if mask is None or any(term.ignores_mask for term in terms):
-        return Call(q, k, v, tuple(terms), None, scale, exact, return_weights)
+        return Call(q, k, v, tuple(terms), None, scale, *rest)
     if mask.ndim == 2:
         visible, mask = mask, mask[:, None, None, :]
         terms = [term.hide(visible) for term in terms]
@@ -123,7 +100,7 @@ def _call(
     else:
         visible = mask.any(2).any(1)  # (B or 1, N): keys that some query sees
     k, v = (x.masked_fill(~visible[:, None, :, None], 0.0) for x in (k, v))
-    return Call(q, k, v, tuple(terms), mask, scale, exact, return_weights)
+    return Call(q, k, v, tuple(terms), mask, scale, *rest)
 
 
 def explain(
@@ -144,29 +121,20 @@ def explain(
         call = _call(q, k, v, terms, mask, scale, exact, return_weights)
         chosen = _choose(call, kernel, strict)
 
-        def needed(peak: Peak) -> int:
-            return peak.training if call.needs_grad else peak.forward
-
         def passed_over(other: Kernel) -> str:
-            if reason := other.refuse(call):
+            if reason := other.reason_against(call):
                 return reason
             if kernel != "auto":
                 return "another was asked for"
-            late = f"it comes later in the order of preference, and takes {_mib(needed(other.memory(call)))}"
-            return other.by_name(call) or late
+            return other.by_name(call) or "it comes later in the order of preference"
 
         (b, h, n, size), keys = q.shape, k.shape[2]
         tokens = f"{n} tokens" if n == keys else f"{n} queries and {keys} keys"
-        peak = chosen.memory(call)
         return AttentionPlan(
             kernel=chosen.name,
             method=chosen.describe(call),
-            reason="the first in order of preference that can serve the call"
-            if kernel == "auto"
-            else "asked for by name",
+            reason="asked for by name" if kernel != "auto" else "the first in order of preference that can serve this",
             passed_over={name: passed_over(other) for name, other in KERNELS.items() if name != chosen.name},
-            memory=peak.forward,
-            training=peak.training if call.needs_grad else None,
             call=f"attention of {b} x {h} heads x {tokens} x {size}, {str(q.dtype)[6:]} on {q.device.type}",
         )
 

@@ -1,8 +1,8 @@
 """What an encoding may add to attention scores: the one data type between encodings and kernels.
 
 B batch, H heads, n queries, N keys, p position dims, f functions of D = r_j - r_i.
-A term checks itself (`check`), defines its scores densely (`scores`), and can be cut to some samples and queries
-(`take`). `scaled` terms belong to q.k and share its factor; the others are added after scaling.
+A term checks itself (`check`) and defines its scores densely (`scores`). `scaled` terms belong to q.k and share its
+factor; the others are added after scaling.
 Most terms are `Relative`: coefficients of the query times functions of D. Kernels work from those two alone, so they
 serve a new relative term as it is. Where query or key has no position, the score is 0.
 """
@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from ..positions import Positions
-from .basis import Exponents, contract, difference, function, monomials
+from ..relative import Exponents, contract, difference, function, monomials
 
 
-def _part(x: Tensor, samples: slice) -> Tensor:
-    return x[samples] if x.shape[0] > 1 else x
+def fits(x: Tensor, q: Tensor, k: Tensor) -> bool:
+    """Whether x is (B or 1, H or 1, n, N) for these queries and keys."""
+    want = ((1, q.shape[0]), (1, q.shape[1]), (q.shape[2],), (k.shape[2],))
+    return x.ndim == 4 and all(size in sizes for size, sizes in zip(x.shape, want, strict=True))
 
 
 class Term(ABC):
@@ -40,10 +42,6 @@ class Term(ABC):
     @abstractmethod
     def scores(self, dtype: torch.dtype) -> Tensor:
         """The definition: (B or 1, H or 1, n, N) in `dtype`, before scaling."""
-
-    @abstractmethod
-    def take(self, samples: slice, queries: slice) -> Self:
-        """The term of some samples and some of their queries."""
 
     def hide(self, visible: Tensor) -> Self:
         """The term without what padding holds; visible (B, N) is True for real keys."""
@@ -106,13 +104,6 @@ class Relative(Term):
     @property
     def needs_position_grad(self) -> bool:
         return torch.is_grad_enabled() and (self.r.r.requires_grad or self.key_positions.r.requires_grad)
-
-    def take(self, samples: slice, queries: slice) -> Self:
-        changes: dict[str, Any] = {"r": self.r.take(samples, queries), "keys": self.key_positions.take(samples)}
-        for name, x in super().tensors().items():
-            if x.ndim > 2:  # of a query; slopes belong to a head
-                changes[name] = _part(x, samples)[:, :, queries]
-        return replace(self, **changes)  # type: ignore[type-var]
 
     def hide(self, visible: Tensor) -> Self:
         if self.keys is not None:
@@ -265,11 +256,7 @@ class Table(Term):
     def scores(self, dtype: torch.dtype) -> Tensor:
         return self.bias.to(dtype) * self.weight
 
-    def take(self, samples: slice, queries: slice) -> Table:
-        return replace(self, bias=_part(self.bias, samples)[:, :, queries])
-
     def check(self, q: Tensor, k: Tensor) -> None:
-        b, h, n = q.shape[:3]
-        want = ((1, b), (1, h), (n,), (k.shape[2],))
-        if self.bias.ndim != 4 or any(s not in w for s, w in zip(self.bias.shape, want, strict=True)):
+        if not fits(self.bias, q, k):
+            b, h, n = q.shape[:3]
             self._fail("bias", f"({b} or 1, {h} or 1, {n}, {k.shape[2]})", self.bias)

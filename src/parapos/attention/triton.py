@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .basis import is_transformed, refuse_second_derivative, split
-from .kernels import POSITIONS, TRANSFORM, WEIGHTS, Call, Kernel, Peak, register_kernel
-from .memory import Sizes
+from ..relative import split
+from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
 from .terms import Distance, Quadratic, Relative, Table, Term
 
 LARGEST_SIZE = 128  # of a head
@@ -96,16 +95,10 @@ def refuse(call: Call) -> str | None:
         if (gpu.major, gpu.minor) < CAPABILITY:
             need = ".".join(map(str, CAPABILITY))
             return f"it needs compute capability {need} or newer, this GPU has {gpu.major}.{gpu.minor}"
-    if call.return_weights:
-        return WEIGHTS
-    if is_transformed():
-        return TRANSFORM
     if torch.compiler.is_exporting():
         return "an exported program holds standard operators alone"
     if q.dtype == torch.float64:
         return "it has no float64"
-    if call.needs_position_grad:
-        return POSITIONS
     for name, x in (("query", q), ("value", v)):
         if x.shape[-1] > LARGEST_SIZE:
             return f"it serves head sizes up to {LARGEST_SIZE}, the {name} size is {x.shape[-1]}"
@@ -358,13 +351,6 @@ def attention(call: Call) -> Tensor:
     return out
 
 
-def _memory(call: Call) -> Peak:
-    """Terms are computed inside; two numbers of each query are kept, and what rounding took from the output."""
-    s = Sizes(call)
-    rest = s.out if s.size < 4 else 0
-    return Peak(s.hidden + s.out, s.hidden + s.out + rest + s.gradients + 3 * 4 * s.rows)
-
-
 register_kernel(
     Kernel(
         "triton",
@@ -372,7 +358,6 @@ register_kernel(
         True,
         refuse,
         lambda call: f"one fused Triton kernel, {call.names} computed inside it",
-        _memory,
         attention,
         by_name=lambda call: None if call.q.is_cuda else "it would run in Triton's interpreter; ask for it by name",
     )

@@ -185,7 +185,7 @@ def count(row: Row, model: str, size: int, device: str) -> dict[str, float | Non
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    from ..attention import flops as _  # noqa: F401  registers the formulas of our operators
+    from . import flop_formulas as _  # noqa: F401  registers the formulas of our operators
 
     class Ours(TorchDispatchMode):
         """Takes note of the operators of this package."""

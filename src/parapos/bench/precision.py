@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import text
-from ..attention.basis import contract
-from ..attention.columns import halves, key_features, make_columns
+from ..attention.columns import halves, make_columns
 from ..attention.terms import Quadratic
 from ..encodings import create_encoding
 from ..encodings.parabolic import PaPE, PaPERI
 from ..positions import Positions, grid_positions
+from ..relative import contract, key_features
 from . import forms
 
 DIM, HEADS, HEAD_DIM, PARABOLAS = 768, 12, 64, 50

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention.basis import cast, no_autocast
 from ..attention.terms import Quadratic, Term
 from ..positions import Positions
+from ..tracing import cast, no_autocast
 from .base import Encoding
 from .claims import Claims
 

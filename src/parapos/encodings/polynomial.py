@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention.basis import Exponents, cast, monomials
 from ..attention.terms import Polynomial, Term
 from ..positions import Positions
+from ..relative import Exponents, monomials
+from ..tracing import cast
 from .base import Encoding
 from .claims import Claims
 

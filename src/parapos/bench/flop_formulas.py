@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import fused, triton  # noqa: F401 - the operators
+from ..attention import fused, triton  # noqa: F401 - the operators
 
 Shape = Sequence[int]
 

@@ -1,6 +1,6 @@
-"""The arithmetic under score terms: functions of D, and their contraction with coefficients.
+"""Functions of relative positions D = r_j - r_i: their names, their values, their sums.
 
-B batch, H heads, n queries, N keys, p position dims, f functions. D = r_j - r_i.
+B batch, H heads, n queries, N keys, p position dims, f functions.
 A function of D is named by p exponents: (1, 0) is D_x, (1, 1) is D_x D_y. A negative first exponent is a power of the
 length instead: (-1, 0) is |D| and (-2, 0) is |D|^2.
 """
@@ -8,42 +8,16 @@ length instead: (-1, 0) is |D| and (-2, 0) is |D|^2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import combinations_with_replacement
+from math import comb, prod
 
 import torch
 from torch import Tensor
 
-from ..positions import Positions, centre
+from .positions import Positions, centre
 
 Exponents = tuple[tuple[int, ...], ...]
-
-
-def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Switches autocast off: positional arithmetic never runs in half precision. Devices without autocast need nothing.
-
-    A program that is compiled or exported carries the switch with it, because it may run under autocast later.
-    """
-    known = torch.amp.is_autocast_available(device.type)
-    needed = known and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type))
-    return torch.autocast(device.type, enabled=False) if needed else nullcontext()
-
-
-def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype). An exported program always casts: under autocast it may meet another type than it was made with."""
-    return torch.ops.aten._to_copy(x, dtype=dtype) if torch.compiler.is_exporting() else x.to(dtype)
-
-
-def is_transformed() -> bool:
-    """Whether a function transform (torch.func) or forward-mode differentiation is active. Compiling is neither."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
-
-
-def refuse_second_derivative(ctx: object, *grads: object) -> None:
-    raise RuntimeError("fused attention has no second derivative; use kernel='reference', which has one")
 
 
 def monomials(p: int, degree: int) -> Exponents:
@@ -63,6 +37,61 @@ def difference(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
     wide = torch.promote_types(torch.promote_types(queries.dtype, keys.dtype), dtype)
     at, to = (x.to(wide).movedim(-1, 0) for x in (queries, keys))
     return (to[:, :, None, :] - at[:, :, :, None]).nan_to_num(nan=0.0).to(dtype)
+
+
+def function(d: Sequence[Tensor] | Tensor, exponents: Sequence[int]) -> Tensor:
+    """The function of D with these exponents. d: the p coordinates of D, of any shape."""
+    if exponents and exponents[0] < 0:
+        if exponents[0] == -1 and isinstance(d, Tensor):
+            return torch.linalg.vector_norm(d, dim=0)  # its gradient at 0 is 0, that of a square root is not
+        squared = sum((x * x for x in d[1:]), d[0] * d[0])
+        return squared if exponents[0] == -2 else squared.sqrt()
+    out: Tensor | None = None
+    for x, power in zip(d, exponents, strict=True):
+        for _ in range(power):
+            out = x if out is None else out * x
+    return torch.ones_like(d[0]) if out is None else out
+
+
+@cache
+def key_features(exponents: Exponents, with_constant: bool) -> Exponents:
+    """The monomials of a key's position that functions of D with these exponents are made of."""
+    p = len(exponents[0])
+    squares = any(e[0] < 0 for e in exponents)
+    found = [e for e in monomials(p, 2) if sum(e) == 1 or e in exponents or (squares and max(e) == 2)]
+    return (*found, (0,) * p) if with_constant else tuple(found)
+
+
+def taylor(x: Tensor, e: Sequence[int], f: Sequence[int]) -> Tensor:
+    """The coefficient of y^f in function_e(x + y); x (p, ...)."""
+    if e[0] < 0:  # |x + y|^2
+        axes = [[2 * (u == v) for v in range(len(e))] for u in range(len(e))]
+        return torch.stack([taylor(x, axis, f) for axis in axes]).sum(0)
+    both = list(zip(e, f, strict=True))
+    if any(b > a for a, b in both):
+        return torch.zeros_like(x[0])
+    return function(x, [a - b for a, b in both]) * prod([comb(a, b) for a, b in both])
+
+
+def contract(coefficients: Tensor, basis: Tensor) -> Tensor:
+    """Sums coefficients (B or 1, H, n or 1, f) times functions (B or 1, n, f, N) to (B, H, n, N)."""
+    b, h, n, f = coefficients.shape
+    if n == 1 and basis.shape[1] != 1:  # one coefficient for all queries
+        total = coefficients[..., :1] * basis[:, None, :, 0]
+        for i in range(1, f):
+            total = total + coefficients[..., i : i + 1] * basis[:, None, :, i]
+        return total
+    if basis.shape[0] == 1:  # shared by all samples, never copied for each
+        out = torch.bmm(coefficients.permute(2, 0, 1, 3).reshape(n, b * h, f), basis[0])  # (n, BH, N)
+        return out.view(n, b, h, basis.shape[-1]).permute(1, 2, 0, 3)
+    return (coefficients.transpose(1, 2) @ basis).transpose(1, 2)
+
+
+def project(scores: Tensor, basis: Tensor, like: Tensor) -> Tensor:
+    """The transpose of `contract`: the gradient of coefficients shaped as `like`, given that of the scores."""
+    grad = contract(scores, basis.transpose(-1, -2))  # (B, H, n, f)
+    summed = [i for i in (0, 2) if like.shape[i] == 1 and grad.shape[i] != 1]
+    return grad.sum(summed, keepdim=True) if summed else grad
 
 
 Parts = tuple[Tensor, Tensor | None]
@@ -88,38 +117,3 @@ def _split(queries: Tensor, keys: Tensor) -> tuple[Parts, Parts]:
     high = [r.float() for r in near]
     parts = [(x, (r - x).nan_to_num(nan=0.0).float()) for r, x in zip(near, high, strict=True)]
     return parts[0], parts[-1]
-
-
-def function(d: Sequence[Tensor] | Tensor, exponents: Sequence[int]) -> Tensor:
-    """The function of D with these exponents. d: the p coordinates of D, of any shape."""
-    if exponents and exponents[0] < 0:
-        if exponents[0] == -1 and isinstance(d, Tensor):
-            return torch.linalg.vector_norm(d, dim=0)  # its gradient at 0 is 0, that of a square root is not
-        squared = sum((x * x for x in d[1:]), d[0] * d[0])
-        return squared if exponents[0] == -2 else squared.sqrt()
-    out: Tensor | None = None
-    for x, power in zip(d, exponents, strict=True):
-        for _ in range(power):
-            out = x if out is None else out * x
-    return torch.ones_like(d[0]) if out is None else out
-
-
-def contract(coefficients: Tensor, basis: Tensor) -> Tensor:
-    """Sums coefficients (B or 1, H, n or 1, f) times functions (B or 1, n, f, N) to (B, H, n, N)."""
-    b, h, n, f = coefficients.shape
-    if n == 1 and basis.shape[1] != 1:  # one coefficient for all queries
-        total = coefficients[..., :1] * basis[:, None, :, 0]
-        for i in range(1, f):
-            total = total + coefficients[..., i : i + 1] * basis[:, None, :, i]
-        return total
-    if basis.shape[0] == 1:  # shared by all samples, never copied for each
-        out = torch.bmm(coefficients.permute(2, 0, 1, 3).reshape(n, b * h, f), basis[0])  # (n, BH, N)
-        return out.view(n, b, h, basis.shape[-1]).permute(1, 2, 0, 3)
-    return (coefficients.transpose(1, 2) @ basis).transpose(1, 2)
-
-
-def project(scores: Tensor, basis: Tensor, like: Tensor) -> Tensor:
-    """The transpose of `contract`: the gradient of coefficients shaped as `like`, given that of the scores."""
-    grad = contract(scores, basis.transpose(-1, -2))  # (B, H, n, f)
-    summed = [i for i in (0, 2) if like.shape[i] == 1 and grad.shape[i] != 1]
-    return grad.sum(summed, keepdim=True) if summed else grad

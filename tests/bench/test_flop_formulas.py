@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import parapos
-import parapos.attention.flops  # registers the formulas
+import parapos.bench.flop_formulas  # registers the formulas
 
 
 def count(encoding: str, heads: int = 2, n: int = 20, **options: object) -> tuple[int, int]:

@@ -1,0 +1,30 @@
+"""What PyTorch does around a call: autocast, compiling, exporting, function transforms."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Switches autocast off: positional arithmetic never runs in half precision. Devices without autocast need nothing.
+
+    A program that is compiled or exported carries the switch with it, because it may run under autocast later.
+    """
+    known = torch.amp.is_autocast_available(device.type)
+    needed = known and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type))
+    return torch.autocast(device.type, enabled=False) if needed else nullcontext()
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype). An exported program always casts: under autocast it may meet another type than it was made with."""
+    return torch.ops.aten._to_copy(x, dtype=dtype) if torch.compiler.is_exporting() else x.to(dtype)
+
+
+def is_transformed() -> bool:
+    """Whether a function transform (torch.func) or forward-mode differentiation is active. Compiling is neither."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
