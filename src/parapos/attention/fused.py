@@ -39,7 +39,7 @@ def _parts(q: Tensor, k: Tensor, width: int, copies: int) -> list[tuple[slice, s
     """Samples and heads whose widened tensors fit in PART_BYTES; at least as many heads as there are threads."""
     b, h, n, _ = q.shape
     one = copies * max(n, k.shape[2]) * width * q.element_size()
-    heads = min(h, max(torch.get_num_threads(), PART_BYTES // one))
+    heads = -(-h // max(1, min(round(h * one / PART_BYTES), h // min(h, torch.get_num_threads()))))
     samples = max(1, min(b, PART_BYTES // (one * h)))
     starts = product(range(0, b, samples), range(0, h, heads))
     return [(slice(i, min(i + samples, b)), slice(j, min(j + heads, h))) for i, j in starts]
@@ -59,7 +59,7 @@ class _Wide:
             y[..., x.shape[-1] :] = 0.0
 
     def __call__(self, part: tuple[slice, slice], *columns: Tensor) -> list[Tensor]:
-        """The tensors of this part; the first of them with columns."""
+        """The tensors of this part; the first two, queries and keys, with columns."""
         b, h = (x.stop - x.start for x in part)
         wide = [x[:b, :h] for x in self.buffers]
         for x, y in zip(self.tensors, wide, strict=True):
