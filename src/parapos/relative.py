@@ -18,7 +18,6 @@ from torch import Tensor
 from .positions import Positions, centre
 
 Exponents = tuple[tuple[int, ...], ...]
-FEW = 32  # products of matrices that are this narrow take longer than sums of products
 
 
 def monomials(p: int, degree: int) -> Exponents:
@@ -77,7 +76,7 @@ def taylor(x: Tensor, e: Sequence[int], f: Sequence[int]) -> Tensor:
 def contract(coefficients: Tensor, basis: Tensor) -> Tensor:
     """Sums coefficients (B or 1, H, n or 1, f) times functions (B or 1, n, f, N) to (B, H, n, N)."""
     b, h, n, f = coefficients.shape
-    if (n == 1 and basis.shape[1] != 1) or basis.shape[-1] < FEW:  # one for all queries, or few sums
+    if n == 1 and basis.shape[1] != 1:  # one for all queries
         total = coefficients[..., :1] * basis[:, None, :, 0]
         for i in range(1, f):
             total = torch.addcmul(total, coefficients[..., i : i + 1], basis[:, None, :, i])

@@ -39,10 +39,10 @@ def test_the_backward_operator_is_sound() -> None:
     scores = Scores.of([term, Table(torch.randn(1, 3, 24, 24).mT.bfloat16())], 0.3, torch.float32, keep=False)
     for columns in ([], made):
         some = scores if not columns else Scores.of([term], 0.3, torch.float32, keep=False)
-        out, lse = fused._attend(q, k, v, None, 0.3, *some, columns)
+        out, lse = fused._forward(q, k, v, None, 0.3, *some, columns)
         wanted = [True] * (len(some.coefficients) + len(some.tables))
         args = (torch.randn_like(out), out, lse, wanted, q, k, v, None, 0.3, *some, columns)
-        torch.library.opcheck(fused._attention_backward, args, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(fused._backward_op, args, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_training_through_the_default_compiler() -> None:

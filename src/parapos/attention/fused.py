@@ -25,6 +25,7 @@ from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, p
 from .terms import Relative, Table
 
 PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head of one sample
+MANY_QUERIES = 2048  # one head of so many keeps all threads busy
 
 
 def separable(call: Call) -> Relative | None:
@@ -36,10 +37,11 @@ def separable(call: Call) -> Relative | None:
 
 
 def _parts(q: Tensor, k: Tensor, width: int, copies: int) -> list[tuple[slice, slice]]:
-    """Samples and heads whose widened tensors fit in PART_BYTES; at least as many heads as there are threads."""
+    """Samples and heads whose widened tensors fit in PART_BYTES, or as few as keep all threads busy."""
     b, h, n, _ = q.shape
     one = copies * max(n, k.shape[2]) * width * q.element_size()
-    heads = -(-h // max(1, min(round(h * one / PART_BYTES), h // min(h, torch.get_num_threads()))))
+    least = 1 if n >= MANY_QUERIES else min(h, torch.get_num_threads())
+    heads = -(-h // max(1, min(round(h * one / PART_BYTES), h // least)))  # parts of equal size
     samples = max(1, min(b, PART_BYTES // (one * h)))
     starts = product(range(0, b, samples), range(0, h, heads))
     return [(slice(i, min(i + samples, b)), slice(j, min(j + heads, h))) for i, j in starts]
@@ -55,57 +57,44 @@ class _Wide:
         sizes = [b * h * x.shape[2] * width for x in tensors]
         pieces = tensors[0].new_empty(sum(sizes)).split(sizes)
         self.buffers = [y.view(b, h, x.shape[2], width) for x, y in zip(tensors, pieces, strict=True)]
-        for x, y in zip(tensors, self.buffers, strict=True):
+        for x, y in zip(tensors[2:], self.buffers[2:], strict=True):  # columns fill queries and keys up
             y[..., x.shape[-1] :] = 0.0
 
-    def __call__(self, part: tuple[slice, slice], *columns: Tensor) -> list[Tensor]:
-        """The tensors of this part; the first two, queries and keys, with columns."""
+    def __call__(self, part: tuple[slice, slice], psi: Tensor, phi: Tensor) -> list[Tensor]:
+        """The tensors of this part; the first two, queries and keys, with their columns."""
         b, h = (x.stop - x.start for x in part)
         wide = [x[:b, :h] for x in self.buffers]
         for x, y in zip(self.tensors, wide, strict=True):
             y[..., : x.shape[-1]] = x[part]
-        for x, y, more in zip(self.tensors, wide, columns, strict=False):
-            y[..., x.shape[-1] : x.shape[-1] + more.shape[-1]] = more
+        size = self.tensors[0].shape[-1]
+        query = halves(psi[part], phi.dtype, query=True)
+        wide[0][..., size : size + query.shape[-1]] = query
+        wide[0][..., size + query.shape[-1] :] = 0.0
+        wide[1][..., size:] = cut(phi[:, None], part[0])
         return wide
 
 
-def _columns_of(part: tuple[slice, slice], psi: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and key columns of a part."""
-    return halves(psi[part], phi.dtype, query=True), (phi[part[0]] if len(phi) > 1 else phi)[:, None]
-
-
-def _bias(mask: Tensor | None, dtype: torch.dtype, part: tuple[slice, slice] | None = None) -> Tensor | None:
-    """A mask as numbers. Of a part, a row without keys sees all, and what it gives is dropped afterwards."""
+def _bias(mask: Tensor | None, dtype: torch.dtype, *part: slice) -> Tensor | None:
+    """The mask, or a part of it, as numbers that are added to scores."""
     if mask is None:
         return None
-    if part is not None:
-        mask = cut(mask, *part)
-        mask = mask | ~mask.any(-1, keepdim=True)
-    return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
-
-
-def _drop_empty(out: Tensor, mask: Tensor | None) -> Tensor:
-    """A query that sees no key gives zeros."""
-    return out if mask is None else out.masked_fill_(~mask.any(-1, keepdim=True), 0.0)
+    return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~cut(mask, *part), -torch.inf)
 
 
 def _columns_forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, c: Tensor, T: Tensor, phi: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Output, and the log-sum-exp of each query's scores."""
-    psi = contract(c, T).expand(*q.shape[:3], -1)
-    width, w = q.shape[-1] + phi.shape[-1], v.shape[-1]
+    psi, width = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1] + phi.shape[-1]
     parts = _parts(q, k, width, 4)
     widen = _Wide(parts[0], width, q, k, v)
-    out, lse = _outputs(q, w, width)
+    out, lse = _outputs(q, v, [phi])
     for part in parts:
-        wide, bias = widen(part, *_columns_of(part, psi, phi)), _bias(mask, q.dtype, part)
-        y, z = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)
-        if len(parts) == 1:
-            out, lse = y[..., :w], z
-        else:
-            out[part], lse[part] = y[..., :w], z
-    return _drop_empty(out, mask), lse
+        y, lse[part] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *widen(part, psi, phi), attn_mask=_bias(mask, q.dtype, *part), scale=scale
+        )
+        out[part] = y[..., : v.shape[-1]]
+    return out, lse
 
 
 def _columns_backward(
@@ -113,24 +102,19 @@ def _columns_backward(
     c: Tensor, T: Tensor, phi: Tensor, bound: Tensor,
 ) -> list[Tensor] | None:  # fmt: skip
     """Gradients of q, k, v and the coefficients, in float32; None where those of the coefficients lose too much."""
-    psi, size, w = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1], v.shape[-1]
+    psi, size = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1]
     width = size + phi.shape[-1]
-    dout = dout if mask is None else _drop_empty(dout.clone(), mask)
     parts = _parts(q, k, width, 8)
-    dq, dk, dv = (empty_heads(x, x.shape[-1], width) for x in (q, k, v))
+    dq, dk, dv = (empty_heads(x) for x in (q, k, v))
     dpsi, widen = psi.new_empty(psi.shape), _Wide(parts[0], width, q, k, v, dout, out)
     for part in parts:
-        *wide, dy, y = widen(part, *_columns_of(part, psi, phi))
-        bias = _bias(mask, q.dtype, part)
+        *wide, dy, y = widen(part, psi, phi)
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dy, *wide, y, lse[part], 0.0, False, attn_mask=bias, scale=scale
+            dy, *wide, y, lse[part], 0.0, False, attn_mask=_bias(mask, q.dtype, *part), scale=scale
         )
-        found = [x[..., :end] for x, end in zip(grads, (size, size, w), strict=True)]
-        if len(parts) == 1:
-            (dq, dk, dv), dpsi = found, grads[0][..., size:]
-        else:
-            dq[part], dk[part], dv[part] = found
-            dpsi[part] = grads[0][..., size:]
+        for x, y in zip((dq, dk, dv), grads, strict=True):
+            x[part] = y[..., : x.shape[-1]]
+        dpsi[part] = grads[0][..., size:]
     dc = project(dpsi, T, c)
     # A sum over keys rounds to what its largest products allow: at most |dout| |v| of a query, times what T and phi
     # reach. Where that is too large a share of the result (far positions, one-hot weights), D gives the gradient.
@@ -139,10 +123,10 @@ def _columns_backward(
     return [dq, dk, dv, dc] if bool(lost <= ALLOWED[q.dtype] * torch.linalg.vector_norm(dc)) else None
 
 
-# The operator. It compiles to one node, which decides by the numbers it meets.
+# The operators. Each compiles to one node, which decides by the numbers it meets.
 
 
-def _attend(
+def _forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, exponents: list[int], factors: list[float],
     weights: list[float], coefficients: list[Tensor], queries: list[Tensor], keys: list[Tensor], tables: list[Tensor],
     bases: list[Tensor], made: list[Tensor],
@@ -150,34 +134,18 @@ def _attend(
     """Output, and the log-sum-exp of the scores where columns were used. made: the parts of `Columns`, or nothing."""
     if made and fits(coefficients[0], made[2], scale, q.dtype):
         return _columns_forward(q, k, v, mask, scale, coefficients[0], *made[:2])
+    out, lse = _outputs(q, v, made)
     s = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
-    out, lse = _outputs(q, v.shape[-1], _room(q, made))
     forward_from_d(out, q, k, v, mask, scale, s)
     return out, lse
 
 
-_attention = torch.library.custom_op("parapos::attention", _attend, mutates_args=())
+def _outputs(q: Tensor, v: Tensor, made: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Room for the output and the log-sum-exp; there is none without columns."""
+    return empty_heads(q, v.shape[-1]), q.new_empty(q.shape[:3] if made else 0, dtype=torch.float32)
 
 
-def _room(q: Tensor, made: Sequence[Tensor]) -> int:
-    """Width of the heads that columns widen."""
-    return q.shape[-1] + made[1].shape[-1] if made else 0
-
-
-def _outputs(q: Tensor, width: int, room: int) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp, laid out as PyTorch's kernel does for widened queries; no log-sum-exp without columns."""
-    b, h, n, _ = q.shape
-    lse = q.new_empty((b, n, h), dtype=torch.float32).transpose(1, 2) if room else q.new_empty(0, dtype=torch.float32)
-    return q.new_empty((b, h, n, max(room, width)))[..., :width], lse
-
-
-@_attention.register_fake
-def _(q, k, v, *rest):  # type: ignore[no-untyped-def]
-    return _outputs(q, v.shape[-1], _room(q, rest[-1]))
-
-
-@torch.library.custom_op("parapos::attention_backward", mutates_args=())
-def _attention_backward(
+def _backward(
     dout: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
     scale: float, exponents: list[int], factors: list[float], weights: list[float], coefficients: list[Tensor],
     queries: list[Tensor], keys: list[Tensor], tables: list[Tensor], bases: list[Tensor], made: list[Tensor],
@@ -189,38 +157,69 @@ def _attention_backward(
             grads = _columns_backward(dout, q, k, v, out, lse, mask, scale, coefficients[0], *made)
         if grads is None:
             s = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
-            grads = backward_from_d(dout, q, k, v, mask, scale, s, wanted, _room(q, made))
+            grads = backward_from_d(dout, q, k, v, mask, scale, s, wanted)
     learned = zip(grads[3:], [*coefficients, *tables], wanted, strict=True)
     return [*grads[:3], *(x.to(y.dtype).contiguous() if want else y.new_empty(0) for x, y, want in learned)]
 
 
-@_attention_backward.register_fake
+_forward_op = torch.library.custom_op("parapos::attention", _forward, mutates_args=())
+_backward_op = torch.library.custom_op("parapos::attention_backward", _backward, mutates_args=())
+_backward_op.register_autograd(refuse_second_derivative)
+
+
+@_forward_op.register_fake
+def _(q, k, v, *rest):  # type: ignore[no-untyped-def]
+    return _outputs(q, v, rest[-1])
+
+
+@_backward_op.register_fake
 def _(dout, out, lse, wanted, q, k, v, mask, scale, exponents, factors, weights, coefficients, *rest):  # type: ignore[no-untyped-def]
-    grads = [x.new_empty(x.shape if want else 0) for x, want in zip([*coefficients, *rest[2]], wanted, strict=True)]
-    return [*(empty_heads(x, x.shape[-1], _room(q, rest[-1])) for x in (q, k, v)), *grads]
+    learned = zip([*coefficients, *rest[2]], wanted, strict=True)
+    return [*(empty_heads(x) for x in (q, k, v)), *(x.new_empty(x.shape if want else 0) for x, want in learned)]
 
 
-def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
+def _is_watched(q: Tensor) -> bool:
+    """Whether something follows operators. If not, plain functions run: dispatch takes as long as a small call."""
+    if torch.compiler.is_compiling() or q.is_meta or type(q) is not Tensor:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.numbers, ctx.counts = inputs[4:8], [len(x) for x in inputs[8:]]
     ctx.save_for_backward(*output, *inputs[:4], *chain.from_iterable(inputs[8:]))
 
 
-def _grads(ctx, dout, _):  # type: ignore[no-untyped-def]
+def _gradients(ctx, dout, _=None):  # type: ignore[no-untyped-def]
+    """Gradients in the order of the operator's arguments."""
     out, lse, q, k, v, mask, *saved = ctx.saved_tensors
-    groups = [[saved.pop(0) for _ in range(count)] for count in ctx.counts]
-    learned = [*groups[0], *groups[3]]
-    wanted = [x.requires_grad for x in learned]
-    dq, dk, dv, *more = _attention_backward(dout, out, lse, wanted, q, k, v, mask, *ctx.numbers, *groups)
+    lists = [[saved.pop(0) for _ in range(count)] for count in ctx.counts]
+    wanted = [x.requires_grad for x in (*lists[0], *lists[3])]
+    run = _backward_op if torch.is_grad_enabled() or _is_watched(q) else _backward
+    dq, dk, dv, *more = run(dout, out, lse, wanted, q, k, v, mask, *ctx.numbers, *lists)
     more = [x if want else None for x, want in zip(more, wanted, strict=True)]
+    grads: list[list[Any]] = [[None] * count for count in ctx.counts]
+    grads[0], grads[3] = more[: len(lists[0])], more[len(lists[0]) :]
     # PyTorch takes an empty list for a list of tensors, and None for no gradient of numbers.
-    numbers: list[Any] = [[] if x == [] else None for x in ctx.numbers]
-    rest = [[None] * count for count in ctx.counts]
-    rest[0], rest[3] = more[: len(groups[0])], more[len(groups[0]) :]
-    return dq, dk, dv, None, *numbers, *rest
+    return dq, dk, dv, None, *([] if x == [] else None for x in ctx.numbers), *grads
 
 
-_attention.register_autograd(_grads, setup_context=_setup)
-_attention_backward.register_autograd(refuse_second_derivative)
+_forward_op.register_autograd(_gradients, setup_context=_save)
+
+
+class _Eager(torch.autograd.Function):
+    """The operator without PyTorch's dispatcher. learned: q, k, v, coefficients and tables, which args hold too."""
+
+    @staticmethod
+    def forward(ctx, args, *learned):  # type: ignore[no-untyped-def]
+        output = _forward(*args)
+        _save(ctx, args, output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx, dout):  # type: ignore[no-untyped-def]
+        grads = _gradients(ctx, dout)
+        return None, *grads[:3], *grads[8], *grads[11]
 
 
 def _exported(call: Call) -> Tensor:
@@ -235,7 +234,7 @@ def _exported(call: Call) -> Tensor:
     for other in call.terms if term is None else ():
         more = other.scores(dtype) * (call.scale if other.scaled else 1.0)
         bias = more if bias is None else bias + more
-    return plain(q, k, v, bias, call.scale).to(call.q.dtype)
+    return plain(q, k, v, bias, call.scale, hides=any(isinstance(x, Table) for x in call.terms)).to(call.q.dtype)
 
 
 def attention(call: Call) -> Tensor:
@@ -250,12 +249,10 @@ def attention(call: Call) -> Tensor:
         return plain(q, k, v, _bias(call.mask, q.dtype), call.scale)
     term = separable(call)
     s = Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
-    made = [] if term is None else list(columns(term, q, v))
-    # Without gradients there is no need to pass through PyTorch's dispatcher, which takes as long as a small call.
-    watched = torch.compiler.is_compiling() or type(q) is not Tensor or torch._C._len_torch_dispatch_stack()
-    direct = not (call.needs_grad or watched or q.is_meta)
-    out: Tensor = (_attend if direct else _attention)(q, k, v, call.mask, call.scale, *s, made)[0]
-    return out
+    args = (q, k, v, call.mask, call.scale, *s, [] if term is None else list(columns(term, q, v)))
+    if _is_watched(q):
+        return _forward_op(*args)[0]
+    return _Eager.apply(args, q, k, v, *s.coefficients, *s.tables) if call.needs_grad else _forward(*args)[0]
 
 
 def _refuse(call: Call) -> str | None:

@@ -21,13 +21,13 @@ from .terms import Relative, Table, Term
 BLOCK_BYTES = 8 * 2**20  # scores formed from D at one time; a handful of such blocks are alive
 
 
-def empty_heads(like: Tensor, width: int, room: int = 0) -> Tensor:
-    """(B, H, N, width), laid out as PyTorch's kernel lays out heads that are `room` wide: (B, N, H, room)."""
-    b, h, n, _ = like.shape
-    return like.new_empty((b, n, h, max(room, width))).transpose(1, 2)[..., :width]
+def empty_heads(like: Tensor, width: int | None = None) -> Tensor:
+    """Room for (B, H, N, width), laid out (B, N, H, width) as the projection that follows wants it."""
+    b, h, n, size = like.shape
+    return like.new_empty((b, n, h, size if width is None else width)).transpose(1, 2)
 
 
-def cut(x: Tensor, samples: slice, heads: slice = slice(None), rows: slice = slice(None)) -> Tensor:
+def cut(x: Tensor, samples: slice = slice(None), heads: slice = slice(None), rows: slice = slice(None)) -> Tensor:
     """A part of x (B or 1, H or 1, n or 1, ...), in which what is shared stays whole."""
     x = x[samples] if x.shape[0] > 1 else x
     x = x[:, heads] if x.shape[1] > 1 else x
@@ -126,8 +126,8 @@ def walk(
         yield samples, rows, functions, s.block(functions, mask, samples, rows, dtype)
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, hides: bool = True) -> Tensor:
-    """PyTorch's fused attention with a bias or none. hides: it may be -inf; a query that sees no key gives zeros."""
+def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, hides: bool = False) -> Tensor:
+    """PyTorch's fused attention with a bias or none. hides: a row of it may be all -inf, which gives zeros."""
     width = max(q.shape[-1], v.shape[-1])  # unequal widths would leave PyTorch's fused path
     q, k, v_ = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (q, k, v))
     empty = bias.amax(-1, keepdim=True) == -torch.inf if bias is not None and hides else None
@@ -141,18 +141,17 @@ def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, hi
 def forward_from_d(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: Scores) -> None:
     """Attention with scores formed from D, written to out."""
     for samples, rows, _, bias in walk(q, k, s, mask, torch.promote_types(q.dtype, torch.float32)):
-        hides = mask is not None or bool(s.tables)
-        out[samples, :, rows] = plain(q[samples, :, rows], k[samples], v[samples], bias, scale, hides)
+        out[samples, :, rows] = plain(q[samples, :, rows], k[samples], v[samples], bias, scale, bool(s.tables))
         del bias  # before the next is made
 
 
 def backward_from_d(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: Scores,
-    wanted: Sequence[bool], room: int,
+    wanted: Sequence[bool],
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of q, k, v, each term's coefficients and each table, from weights formed anew from D."""
     dtype, heads = torch.promote_types(q.dtype, torch.float32), q.shape[1]
-    dq, dk_, dv_ = (empty_heads(x, x.shape[-1], room) for x in (q, k, v))
+    dq, dk_, dv_ = (empty_heads(x) for x in (q, k, v))
     dk, dv = (torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in (k, v))
     learned = [*s.coefficients, *s.tables]
     grads = [torch.zeros_like(x, dtype=dtype) if want else None for x, want in zip(learned, wanted, strict=True)]
@@ -164,7 +163,7 @@ def backward_from_d(
         scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale)
         scores.unflatten(0, (-1, heads)).add_(bias)
         del bias
-        empty = scores.amax(-1, keepdim=True) == -torch.inf if mask is not None or s.tables else None
+        empty = scores.amax(-1, keepdim=True) == -torch.inf if s.tables else None
         weights = torch.softmax(scores, -1, out=scores)
         weights = weights if empty is None else weights.masked_fill_(empty, 0.0)
         dv[samples] += torch.bmm(weights.transpose(1, 2), dy).view(dv[samples].shape)

@@ -86,12 +86,16 @@ def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor 
 
 def _call(
     q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None, scale: float | None, *rest: bool
-) -> Call:
-    """The arguments, checked and completed. The one place that clears what hidden keys hold, which may be NaN."""
+) -> tuple[Call, Tensor | None]:
+    """The arguments, checked and completed, and which queries see no key (B or 1, H or 1, n or 1, 1).
+
+    The one place that clears what hidden keys hold, which may be NaN. Queries that see no key see all of them here, so
+    kernels need no rule for them, and `attend` drops what they get.
+    """
     _check(q, k, v, terms, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if mask is None or any(term.ignores_mask for term in terms):
-        return Call(q, k, v, tuple(terms), None, scale, *rest)
+        return Call(q, k, v, tuple(terms), None, scale, *rest), None
     if mask.ndim == 2:
         visible, mask = mask, mask[:, None, None, :]
         terms = [term.hide(visible) for term in terms]
@@ -100,7 +104,8 @@ def _call(
     else:
         visible = mask.any(2).any(1)  # (B or 1, N): keys that some query sees
     k, v = (x.masked_fill(~visible[:, None, :, None], 0.0) for x in (k, v))
-    return Call(q, k, v, tuple(terms), mask, scale, *rest)
+    blind = ~mask.any(-1, keepdim=True)
+    return Call(q, k, v, tuple(terms), mask | blind, scale, *rest), blind
 
 
 def explain(
@@ -118,7 +123,7 @@ def explain(
 ) -> AttentionPlan:
     """What `attend` would do with the same arguments, and why. Print it."""
     with no_autocast(q.device):
-        call = _call(q, k, v, terms, mask, scale, exact, return_weights)
+        call, _ = _call(q, k, v, terms, mask, scale, exact, return_weights)
         chosen = _choose(call, kernel, strict)
 
         def passed_over(other: Kernel) -> str:
@@ -163,8 +168,10 @@ def attend(
     return_weights: adds the weights (B, H, n, N), which only the reference kernel has.
     """
     with no_autocast(q.device):
-        call = _call(q, k, v, terms, mask, scale, exact, return_weights)
+        call, blind = _call(q, k, v, terms, mask, scale, exact, return_weights)
         chosen = _choose(call, kernel, strict)
-        if return_weights:
-            return reference.attention(call)
-        return chosen.run(call)
+        out, weights = reference.attention(call) if return_weights else (chosen.run(call), None)
+        out = out if blind is None else out.masked_fill(blind, 0.0)
+        if weights is None:
+            return out
+        return out, weights if blind is None else weights.masked_fill(blind, 0.0)
