@@ -53,20 +53,29 @@ def function(d: Sequence[Tensor] | Tensor, exponents: Sequence[int]) -> Tensor:
     return torch.ones_like(d[0]) if out is None else out
 
 
+def functions(queries: Tensor, keys: Tensor, exponents: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
+    """The functions of D with these exponents, for positions (B or 1, n, p) and (B or 1, N, p): (B or 1, n, f, N)."""
+    d = difference(queries, keys, dtype)
+    return torch.stack([function(d, e) for e in exponents], dim=2)
+
+
 @cache
 def key_features(exponents: Exponents, with_constant: bool) -> Exponents:
-    """The monomials of a key's position that functions of D with these exponents are made of."""
+    """The functions of a key's position that functions of D with these exponents, of degree two, are made of."""
     p = len(exponents[0])
-    squares = any(e[0] < 0 for e in exponents)
-    found = [e for e in monomials(p, 2) if sum(e) == 1 or e in exponents or (squares and max(e) == 2)]
+    length = (-2,) + (0,) * (p - 1)
+    found = [e for e in (*monomials(p, 2), length) if sum(e) == 1 or e in exponents]
     return (*found, (0,) * p) if with_constant else tuple(found)
 
 
 def taylor(x: Tensor, e: Sequence[int], f: Sequence[int]) -> Tensor:
     """The coefficient of y^f in function_e(x + y); x (p, ...)."""
-    if e[0] < 0:  # |x + y|^2
-        axes = [[2 * (u == v) for v in range(len(e))] for u in range(len(e))]
-        return torch.stack([taylor(x, axis, f) for axis in axes]).sum(0)
+    if e[0] < 0:  # |x + y|^2 = |x|^2 + 2 x.y + |y|^2
+        if sum(f) == 0:
+            return function(x, e)
+        return 2 * function(x, f) if sum(f) == 1 else torch.full_like(x[0], float(f == e))
+    if f[0] < 0:
+        return torch.zeros_like(x[0])
     both = list(zip(e, f, strict=True))
     if any(b > a for a, b in both):
         return torch.zeros_like(x[0])

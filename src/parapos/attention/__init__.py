@@ -5,18 +5,6 @@ from .select import AttentionPlan, KernelError, attend, explain
 from .terms import Distance, Polynomial, Quadratic, Relative, Table, Term
 
 __all__ = [
-    "KERNELS",
-    "AttentionPlan",
-    "Call",
-    "Distance",
-    "Kernel",
-    "KernelError",
-    "Polynomial",
-    "Quadratic",
-    "Relative",
-    "Table",
-    "Term",
-    "attend",
-    "explain",
-    "register_kernel",
-]
+    "KERNELS", "AttentionPlan", "Call", "Distance", "Kernel", "KernelError", "Polynomial", "Quadratic", "Relative",
+    "Table", "Term", "attend", "explain", "register_kernel",
+]  # fmt: skip

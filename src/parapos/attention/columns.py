@@ -25,8 +25,7 @@ REACH_BITS = 6  # positions are scaled to |r| <= 2^6, so that float16 holds thei
 # in float32 (errors average out, which is worth two more), 17 and 22 where two numbers of half precision hold one.
 ALLOWED = {torch.float32: 5e-4, torch.bfloat16: 2e-3, torch.float16: 5e-4}
 ROUNDING = {torch.float32: 1.5 * 2.0**-26, torch.bfloat16: 2.0**-17, torch.float16: 2.0**-22}
-
-
+COPIES = {torch.float32: 1, torch.bfloat16: 3, torch.float16: 3}  # columns that a feature takes
 GRADIENT_ROUNDING = 2.0**-28  # of a sum over keys; a bound of its products is some sixteen times too large
 
 
@@ -41,8 +40,7 @@ class Columns(NamedTuple):
 def features_of(term: Relative, dtype: torch.dtype) -> Exponents:
     """The features of a term. Its constant has a column where a key without a position must not get it, and in float32.
 
-    There gradients come from columns too: that of the constant takes away what rounding leaves of a row's sum, which is
-    multiplied by squares of positions where it should be by those of differences.
+    There gradients come from columns too, and the constant's takes away what rounding leaves of the sum of a row.
     """
     return key_features(term.exponents, dtype == torch.float32 or term.key_positions.unplaced is not False)
 
@@ -73,9 +71,8 @@ def make_columns(term: Relative, features: Exponents, more: int, dtype: torch.dt
     bound = (T.abs() * phi.abs().amax(1)[:, None, None]).sum(-1)
     if dtype == torch.float32:  # zeros fill the heads up
         T = F.pad(T, (0, more - len(features)))
-    return Columns(
-        T.float(), F.pad(halves(phi.float(), dtype), (0, more - len(features) * copies(dtype))), bound.float()
-    )
+    phi = F.pad(halves(phi.float(), dtype), (0, more - len(features) * COPIES[dtype]))
+    return Columns(T.float(), phi, bound.float())
 
 
 def fits(coefficients: Tensor, bound: Tensor, scale: float, dtype: torch.dtype) -> bool:
@@ -85,14 +82,9 @@ def fits(coefficients: Tensor, bound: Tensor, scale: float, dtype: torch.dtype) 
     return size * scale * ROUNDING[dtype] <= ALLOWED[dtype] and not (dtype == torch.float16 and size > 3e4)
 
 
-def copies(dtype: torch.dtype) -> int:
-    """How many columns a feature takes."""
-    return 1 if dtype == torch.float32 else 3
-
-
 def head_width(q: Tensor, v: Tensor, features: int) -> int:
     """Width of heads with columns, for queries, keys and values alike: PyTorch's fused path wants a multiple of 8."""
-    return -(-max(q.shape[-1] + features * copies(q.dtype), v.shape[-1]) // 8) * 8
+    return -(-max(q.shape[-1] + features * COPIES[q.dtype], v.shape[-1]) // 8) * 8
 
 
 def halves(x: Tensor, dtype: torch.dtype, *, query: bool = False) -> Tensor:

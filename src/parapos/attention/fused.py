@@ -19,7 +19,7 @@ from torch import Tensor
 from ..relative import contract, project
 from ..tracing import cast, no_autocast
 from . import reference
-from .columns import ALLOWED, GRADIENT_ROUNDING, columns, copies, features_of, fits, halves
+from .columns import ALLOWED, COPIES, GRADIENT_ROUNDING, columns, features_of, fits, halves
 from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
 from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, plain
 from .terms import Relative, Table
@@ -52,18 +52,15 @@ class _Wide:
 
     def __init__(self, part: tuple[slice, slice], width: int, *tensors: Tensor) -> None:
         b, h = part[0].stop, part[1].stop  # the first part is the largest
-        self.tensors = tensors
+        self.tensors, most = tensors, max(x.shape[2] for x in tensors)
         # One block of memory, because several would go back to the system when freed and be mapped anew for each call.
-        sizes = [b * h * x.shape[2] * width for x in tensors]
-        pieces = tensors[0].new_empty(sum(sizes)).split(sizes)
-        self.buffers = [y.view(b, h, x.shape[2], width) for x, y in zip(tensors, pieces, strict=True)]
-        for x, y in zip(tensors[2:], self.buffers[2:], strict=True):  # columns fill queries and keys up
-            y[..., x.shape[-1] :] = 0.0
+        self.buffers = tensors[0].new_empty(len(tensors), b, h, most, width)
+        self.buffers[2:, ..., tensors[2].shape[-1] :] = 0.0  # columns fill queries and keys up
 
     def __call__(self, part: tuple[slice, slice], psi: Tensor, phi: Tensor) -> list[Tensor]:
         """The tensors of this part; the first two, queries and keys, with their columns."""
         b, h = (x.stop - x.start for x in part)
-        wide = [x[:b, :h] for x in self.buffers]
+        wide = [y[:b, :h, : x.shape[2]] for x, y in zip(self.tensors, self.buffers, strict=True)]
         for x, y in zip(self.tensors, wide, strict=True):
             y[..., : x.shape[-1]] = x[part]
         size = self.tensors[0].shape[-1]
@@ -82,19 +79,18 @@ def _bias(mask: Tensor | None, dtype: torch.dtype, *part: slice) -> Tensor | Non
 
 
 def _columns_forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, c: Tensor, T: Tensor, phi: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Output, and the log-sum-exp of each query's scores."""
+    out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,
+    c: Tensor, T: Tensor, phi: Tensor,
+) -> None:  # fmt: skip
+    """Attention, and the log-sum-exp of each query's scores, written to out and lse."""
     psi, width = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1] + phi.shape[-1]
     parts = _parts(q, k, width, 4)
     widen = _Wide(parts[0], width, q, k, v)
-    out, lse = _outputs(q, v, [phi])
     for part in parts:
         y, lse[part] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *widen(part, psi, phi), attn_mask=_bias(mask, q.dtype, *part), scale=scale
         )
         out[part] = y[..., : v.shape[-1]]
-    return out, lse
 
 
 def _columns_backward(
@@ -132,11 +128,12 @@ def _forward(
     bases: list[Tensor], made: list[Tensor],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output, and the log-sum-exp of the scores where columns were used. made: the parts of `Columns`, or nothing."""
-    if made and fits(coefficients[0], made[2], scale, q.dtype):
-        return _columns_forward(q, k, v, mask, scale, coefficients[0], *made[:2])
     out, lse = _outputs(q, v, made)
-    s = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
-    forward_from_d(out, q, k, v, mask, scale, s)
+    if made and fits(coefficients[0], made[2], scale, q.dtype):
+        _columns_forward(out, lse, q, k, v, mask, scale, coefficients[0], *made[:2])
+    else:
+        s = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
+        forward_from_d(out, q, k, v, mask, scale, s)
     return out, lse
 
 
@@ -273,7 +270,7 @@ def _describe(call: Call) -> str:
     made = columns(term, call.q, call.v)
     if not call.q.is_meta and not fits(term.coefficients(torch.float32), made.bound, call.scale, dtype):
         return f"{from_d}; as columns these numbers would lose digits"
-    e, width = len(features_of(term, dtype)) * copies(dtype), call.q.shape[-1] + made.phi.shape[-1]
+    e, width = len(features_of(term, dtype)) * COPIES[dtype], call.q.shape[-1] + made.phi.shape[-1]
     text = f"{call.names} as {e} extra query/key columns in PyTorch fused attention of width {width}"
     if call.q.is_meta:
         text += ", or formed from D in blocks of queries if the numbers would lose digits"

@@ -35,7 +35,8 @@ class Call:
 
     @property
     def needs_position_grad(self) -> bool:
-        return any(isinstance(term, Relative) and term.needs_position_grad for term in self.terms)
+        relative = (term for term in self.terms if isinstance(term, Relative))
+        return torch.is_grad_enabled() and any(t.r.r.requires_grad or t.key_positions.r.requires_grad for t in relative)
 
     @property
     def names(self) -> str:

@@ -26,13 +26,8 @@ def attention(call: Call) -> tuple[Tensor, Tensor]:
     return weights @ v, weights
 
 
-register_kernel(
-    Kernel(
-        "reference",
-        rank=100,
-        is_fused=False,
-        refuse=lambda call: None,
-        describe=lambda call: "dense attention in plain operations, all scores in memory",
-        run=lambda call: attention(call)[0],
-    )
-)
+def _describe(call: Call) -> str:
+    return "dense attention in plain operations, all scores in memory"
+
+
+register_kernel(Kernel("reference", 100, False, lambda call: None, _describe, lambda call: attention(call)[0]))

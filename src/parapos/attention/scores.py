@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..relative import contract, difference, function, project
+from ..relative import contract, functions, project
 from .terms import Relative, Table, Term
 
 BLOCK_BYTES = 8 * 2**20  # scores formed from D at one time; a handful of such blocks are alive
@@ -37,8 +37,8 @@ def cut(x: Tensor, samples: slice = slice(None), heads: slice = slice(None), row
 class Scores(NamedTuple):
     """All terms of a call as numbers and tensors, which is what an operator takes.
 
-    Of the relative terms: exponents (all in a row) and factors, coefficients, positions of queries and keys, and their
-    functions of D where those were made before (`bases`). Of the others: tables and their weights.
+    Of the relative terms: exponents (all in a row) and factors, coefficients, positions of queries and keys, and
+    functions of D where those are kept for all layers (`bases`). Of the others: tables and their weights.
     """
 
     exponents: list[int]
@@ -52,10 +52,12 @@ class Scores(NamedTuple):
 
     @classmethod
     def of(cls, terms: Sequence[Term], scale: float, dtype: torch.dtype, keep: bool) -> Scores:
-        """keep: functions of D that fit in a block are made once for their positions, if samples share those."""
         relative = [term for term in terms if isinstance(term, Relative)]
         tables = [term for term in terms if isinstance(term, Table)]
-        scores = cls(
+        pairs = [t.r.r[..., 0].numel() * t.key_positions.r[..., 0].numel() * len(t.exponents) for t in relative]
+        shared = all(len(x.r) == 1 for t in relative for x in (t.r, t.key_positions))
+        keep = keep and shared and sum(pairs) * dtype.itemsize <= BLOCK_BYTES and not torch.compiler.is_compiling()
+        return cls(
             [power for term in relative for power in chain.from_iterable(term.exponents)],
             [scale if term.scaled else 1.0 for term in relative],
             [table.weight for table in tables],
@@ -63,34 +65,26 @@ class Scores(NamedTuple):
             [term.r.r for term in relative],
             [term.key_positions.r for term in relative],
             [table.bias for table in tables],
-            [],
-        )
-        sizes = (c.shape[-1] * x.shape[1] * y.shape[1] for c, x, y in zip(*scores[3:6], strict=True))
-        if not keep or torch.compiler.is_compiling() or not scores.shared or sum(sizes) * dtype.itemsize > BLOCK_BYTES:
-            return scores
-        keys = [("basis", term.exponents, term.keys, dtype) for term in relative]
-        return scores._replace(
-            bases=[t.r.once(key, partial(t.basis, dtype)) for t, key in zip(relative, keys, strict=True)]
+            [t.r.once(("basis", t.exponents, t.keys, dtype), partial(t.basis, dtype)) for t in relative if keep],
         )
 
-    def functions(self, samples: slice, rows: slice, dtype: torch.dtype) -> list[Tensor]:
+    def basis(self, samples: slice, rows: slice, dtype: torch.dtype) -> list[Tensor]:
         """The relative terms' functions of D for some queries: (B or 1, n, f, N) each."""
         if self.bases:
             return [x[:, rows] for x in self.bases]
         found, powers = [], iter(self.exponents)
         for c, at, to in zip(self.coefficients, self.queries, self.keys, strict=True):
             at, to = (x[samples] if x.shape[0] > 1 else x for x in (at, to))
-            d = difference(at[:, rows], to, dtype)
             exponents = [[next(powers) for _ in range(at.shape[-1])] for _ in range(c.shape[-1])]
-            found.append(torch.stack([function(d, e) for e in exponents], dim=2))
+            found.append(functions(at[:, rows], to, exponents, dtype))
         return found
 
     def block(
-        self, functions: Sequence[Tensor], mask: Tensor | None, samples: slice, rows: slice, dtype: torch.dtype
+        self, basis: Sequence[Tensor], mask: Tensor | None, samples: slice, rows: slice, dtype: torch.dtype
     ) -> Tensor:
         """All terms of a block of scores, with -inf where the mask hides a key: (B or 1, H or 1, n, N) in `dtype`."""
         bias: Tensor | None = None
-        for c, f, factor in zip(self.coefficients, functions, self.factors, strict=True):
+        for c, f, factor in zip(self.coefficients, basis, self.factors, strict=True):
             more = contract(cut(c, samples, rows=rows) * factor, f)
             bias = more if bias is None else bias + more
         for table, weight in zip(self.tables, self.weights, strict=True):
@@ -99,31 +93,23 @@ class Scores(NamedTuple):
         assert bias is not None
         return bias if mask is None else bias.masked_fill(~cut(mask, samples, rows=rows), -torch.inf)
 
-    @property
-    def shared(self) -> bool:
-        """Whether the functions of D are the same for all samples."""
-        return all(len(x) == 1 for x in (*self.queries, *self.keys))
-
-
-def blocks(q: Tensor, k: Tensor, itemsize: int) -> Iterator[tuple[slice, slice]]:
-    """Samples and queries whose scores fit in BLOCK_BYTES; all samples of some queries come in a row."""
-    b, h, n, _ = q.shape
-    per_row = h * k.shape[2] * itemsize
-    rows = -(-n // -(-n // max(1, min(n, BLOCK_BYTES // per_row))))  # blocks of equal size
-    samples = max(1, min(b, BLOCK_BYTES // (per_row * n)))
-    for j, i in product(range(0, n, rows), range(0, b, samples)):
-        yield slice(i, min(i + samples, b)), slice(j, min(j + rows, n))
-
 
 def walk(
     q: Tensor, k: Tensor, s: Scores, mask: Tensor | None, dtype: torch.dtype
 ) -> Iterator[tuple[slice, slice, list[Tensor], Tensor]]:
-    """Blocks of scores: samples, queries, functions of D, and the bias."""
-    last, functions = slice(0), []
-    for samples, rows in blocks(q, k, dtype.itemsize):
-        if rows != last or not s.shared:
-            functions, last = s.functions(samples, rows, dtype), rows
-        yield samples, rows, functions, s.block(functions, mask, samples, rows, dtype)
+    """Blocks of scores that fit in BLOCK_BYTES: samples, queries, functions of D, and the bias."""
+    b, h, n, _ = q.shape
+    per_row = h * k.shape[2] * dtype.itemsize
+    count = -(-n // -(-n // max(1, min(n, BLOCK_BYTES // per_row))))  # blocks of equal size
+    most = max(1, min(b, BLOCK_BYTES // (per_row * n)))
+    shared = all(len(x) == 1 for x in (*s.queries, *s.keys))  # the functions of D, by all samples
+    for j in range(0, n, count):
+        rows, basis = slice(j, min(j + count, n)), []
+        for i in range(0, b, most):
+            samples = slice(i, min(i + most, b))
+            if i == 0 or not shared:
+                basis = s.basis(samples, rows, dtype)
+            yield samples, rows, basis, s.block(basis, mask, samples, rows, dtype)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, hides: bool = False) -> Tensor:
@@ -156,7 +142,7 @@ def backward_from_d(
     learned = [*s.coefficients, *s.tables]
     grads = [torch.zeros_like(x, dtype=dtype) if want else None for x, want in zip(learned, wanted, strict=True)]
     k, v = (x.to(dtype).contiguous() for x in (k, v))
-    for samples, rows, functions, bias in walk(q, k, s, mask, dtype):
+    for samples, rows, basis, bias in walk(q, k, s, mask, dtype):
         queries, dy, keys, values = (
             x.to(dtype).flatten(0, 1) for x in (q[samples, :, rows], dout[samples, :, rows], k[samples], v[samples])
         )
@@ -176,10 +162,10 @@ def backward_from_d(
             if grad is None:
                 continue
             into = cut(grad, samples, rows=rows)
-            if index < len(functions):
-                into += project(ds, functions[index], into) * s.factors[index]
+            if index < len(basis):
+                into += project(ds, basis[index], into) * s.factors[index]
             else:
                 summed = [i for i in (0, 1) if into.shape[i] == 1 and ds.shape[i] != 1]
-                into += (ds.sum(summed, keepdim=True) if summed else ds) * s.weights[index - len(functions)]
+                into += (ds.sum(summed, keepdim=True) if summed else ds) * s.weights[index - len(basis)]
         del ds
     return [dq, dk_.copy_(dk), dv_.copy_(dv), *(q.new_empty(0) if x is None else x for x in grads)]

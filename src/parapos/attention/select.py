@@ -55,31 +55,27 @@ def _choose(call: Call, name: str, strict: bool) -> Kernel:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor | None) -> None:
-    named = {"q": q, "k": k, "v": v} | ({} if mask is None else {"mask": mask})
+    heads, named = {"q": q, "k": k, "v": v}, {} if mask is None else {"mask": mask}
     for term in terms:
         named |= {f"{type(term).__name__}.{name}": x for name, x in term.tensors().items()}
-    for name, x in named.items():
+    for name, x in (heads | named).items():
         if x.device != q.device:
             raise ValueError(f"{name} must be on {q.device} as q is, got {x.device}")
-        if name in ("q", "k", "v") and x.ndim != 4:
+    for name, x in heads.items():
+        if x.ndim != 4:
             raise ValueError(f"{name} must be (batch, heads, tokens, size), got {tuple(x.shape)}")
-        if name in ("q", "k", "v") and x.dtype not in FLOATS:
+        if x.dtype not in FLOATS:
             raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
     if not (q.dtype == k.dtype == v.dtype):
         raise TypeError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
     if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
-        raise ValueError(
-            "q (B, H, n, h), k (B, H, N, h) and v (B, H, N, w) must agree in B, H, N and h, "
-            f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        )
-    if mask is not None:
-        b, h, n = q.shape[:3]
-        padding = (b, k.shape[2])
-        if mask.dtype != torch.bool or not (tuple(mask.shape) == padding or fits(mask, q, k)):
-            raise ValueError(
-                f"mask must be boolean, {padding} with True for real keys, or ({b} or 1, {h} or 1, {n}, {k.shape[2]}) "
-                f"with True where a query may look, got {mask.dtype} {tuple(mask.shape)}"
-            )
+        want = "q (B, H, n, h), k (B, H, N, h) and v (B, H, N, w) must agree in B, H, N and h"
+        raise ValueError(f"{want}, got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+    padding = (q.shape[0], k.shape[2])
+    if mask is not None and (mask.dtype != torch.bool or not (tuple(mask.shape) == padding or fits(mask, q, k))):
+        each = "({} or 1, {} or 1, {}, {})".format(*q.shape[:3], k.shape[2])
+        want = f"{padding} with True for real keys, or {each} with True where a query may look"
+        raise ValueError(f"mask must be boolean, {want}, got {mask.dtype} {tuple(mask.shape)}")
     for term in terms:
         term.check(q, k)
 
@@ -109,54 +105,35 @@ def _call(
 
 
 def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Sequence[Term] = (),
-    mask: Tensor | None = None,
-    scale: float | None = None,
-    kernel: str = "auto",
-    *,
-    exact: bool = False,
-    strict: bool = False,
-    return_weights: bool = False,
-) -> AttentionPlan:
+    q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term] = (), mask: Tensor | None = None, scale: float | None = None,
+    kernel: str = "auto", *, exact: bool = False, strict: bool = False, return_weights: bool = False,
+) -> AttentionPlan:  # fmt: skip
     """What `attend` would do with the same arguments, and why. Print it."""
     with no_autocast(q.device):
         call, _ = _call(q, k, v, terms, mask, scale, exact, return_weights)
         chosen = _choose(call, kernel, strict)
-
-        def passed_over(other: Kernel) -> str:
-            if reason := other.reason_against(call):
-                return reason
-            if kernel != "auto":
-                return "another was asked for"
-            return other.by_name(call) or "it comes later in the order of preference"
-
+        later = "it comes later in the order of preference"
+        passed_over = {
+            other.name: other.reason_against(call)
+            or ("another was asked for" if kernel != "auto" else other.by_name(call) or later)
+            for other in KERNELS.values()
+            if other.name != chosen.name
+        }
         (b, h, n, size), keys = q.shape, k.shape[2]
         tokens = f"{n} tokens" if n == keys else f"{n} queries and {keys} keys"
         return AttentionPlan(
             kernel=chosen.name,
             method=chosen.describe(call),
             reason="asked for by name" if kernel != "auto" else "the first in order of preference that can serve this",
-            passed_over={name: passed_over(other) for name, other in KERNELS.items() if name != chosen.name},
+            passed_over=passed_over,
             call=f"attention of {b} x {h} heads x {tokens} x {size}, {str(q.dtype)[6:]} on {q.device.type}",
         )
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    terms: Sequence[Term] = (),
-    mask: Tensor | None = None,
-    scale: float | None = None,
-    kernel: str = "auto",
-    *,
-    exact: bool = False,
-    strict: bool = False,
-    return_weights: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term] = (), mask: Tensor | None = None, scale: float | None = None,
+    kernel: str = "auto", *, exact: bool = False, strict: bool = False, return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """softmax(scale * (q.k + scaled terms) + other terms) v.
 
     q (B, H, n, h), k (B, H, N, h), v (B, H, N, w) -> (B, H, n, w) in the same dtype.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..positions import Positions
-from ..relative import Exponents, contract, difference, function, monomials
+from ..relative import Exponents, contract, functions, monomials
 
 
 def fits(x: Tensor, q: Tensor, k: Tensor) -> bool:
@@ -91,8 +91,7 @@ class Relative(Term):
 
     def basis(self, dtype: torch.dtype) -> Tensor:
         """The functions of D: (B or 1, n, f, N)."""
-        d = difference(self.r.r, self.key_positions.r, dtype)
-        return torch.stack([function(d, e) for e in self.exponents], dim=2)
+        return functions(self.r.r, self.key_positions.r, self.exponents, dtype)
 
     def scores(self, dtype: torch.dtype) -> Tensor:
         return contract(self.coefficients(dtype), self.basis(dtype))
@@ -100,10 +99,6 @@ class Relative(Term):
     def tensors(self) -> dict[str, Tensor]:
         found = {**super().tensors(), "r": self.r.r}
         return found if self.keys is None else {**found, "keys": self.keys.r}
-
-    @property
-    def needs_position_grad(self) -> bool:
-        return torch.is_grad_enabled() and (self.r.r.requires_grad or self.key_positions.r.requires_grad)
 
     def hide(self, visible: Tensor) -> Self:
         if self.keys is not None:
