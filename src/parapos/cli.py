@@ -83,6 +83,23 @@ def _unalias(argv: list[str]) -> None:
                 raise UserError(f"parapos train: expected {name} or {ALIASES[name]} once")
 
 
+def _load_plugins(argv: list[str]) -> None:
+    """Takes every `--plugin MODULE` out of a command line, wherever it stands, and loads the modules: what they register
+    may be named by any other option."""
+    plugins.given.clear()
+    while places := [i for i, word in enumerate(argv) if word.partition("=")[0] == "--plugin"]:
+        _, equals, value = argv.pop(places[0]).partition("=")
+        if not equals:
+            value = argv.pop(places[0]) if places[0] < len(argv) else ""
+        if not value:
+            raise UserError("parapos: --plugin: expected the name of a module")
+        plugins.given.append(value)
+    try:
+        plugins.load(plugins.given)
+    except plugins.PluginError as error:
+        raise UserError(f"parapos: --plugin: {error}") from None
+
+
 def _changes(argv: list[str]) -> dict[str, str]:
     """Takes `--section.key value` and `--section.key=value` out of a command line. The last for a key counts."""
     changes: dict[str, str] = {}
@@ -165,6 +182,9 @@ def parser() -> argparse.ArgumentParser:
 
     top = Parser(prog="parapos", description="Position encodings for vision transformers.")
     top.add_argument("--version", action="version", version=f"parapos {__version__}")
+    top.add_argument(  # read before all else; here for the help
+        "--plugin", metavar="MODULE", help="import a module that registers encodings, models, datasets or tasks"
+    )
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
     doctor = command(commands, "doctor", "What this machine has, and which kernels run on it.", "parapos doctor")
@@ -327,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = list(sys.argv[1:] if argv is None else argv)
         if words[:1] == ["train"]:
             _unalias(words)
-        plugins.load_installed()
+        _load_plugins(words)
         changes = _changes(words) if words[:1] in (["train"], ["table"], ["sweep"]) else {}
         args = parser().parse_args(words)
         args.changes = changes

@@ -288,7 +288,7 @@ def test_command(tmp_path, capsys):
 
     make_run(tmp_path / "rope", "rope")
     for words, message in (
-        (f"{tmp_path}/rope", "expected a model with pape or pape_ri, whose scores"),
+        (f"{tmp_path}/rope", "expected a model with pape, pape_ri or a subclass, whose scores"),
         (f"{run} --layer 3 --images 1", "layer must be from 1 to 2, got 3"),
         (f"{run} --head 5 --images 1", "head must be from 1 to 4, got 5"),
         (f"{run} --query 5,1 --images 1", "row of the query must be from 1 to 4 at this size, got 5"),

@@ -18,6 +18,7 @@ from parapos.data import DATASETS, FormatError, Source
 from parapos.data.digits import Digits
 from parapos.data.images import image_folder
 from parapos.data.sampling import EvalBatches
+from parapos.models import create_model
 from parapos.tasks.classification import ClassificationEvaluator
 from parapos.training import checkpoint, fit, recipe
 from parapos.training.loading import Loader
@@ -302,3 +303,15 @@ def test_one_cycle_resumes_to_the_bit(parapos, tmp_path):
         assert (killed / name).read_bytes() == (straight / name).read_bytes(), name
     groups = checkpoint.load(straight / "checkpoints/step-000000010.ckpt")["optimizer_states"][0]["param_groups"]
     assert groups[0]["betas"][0] == pytest.approx(0.95)
+
+
+def test_weights_with_nan_in_a_buffer_are_refused(tmp_path):
+    """The w_p of PaPE-RI is drawn once and not learned."""
+    model = create_model("vit_nano_patch4", encoding="pape_ri", num_classes=3, depth=1)
+    weights = model.state_dict()
+    (name,) = (name for name, _ in model.named_buffers() if name.endswith("w_p"))
+    weights[name] = torch.full_like(weights[name], torch.inf)
+    about = {"model": "vit_nano_patch4", "encoding": "pape_ri", "options": {"depth": 1}, "classes": 3}
+    checkpoint.export(tmp_path / "weights.safetensors", weights, **about)
+    with pytest.raises(checkpoint.CheckpointError, match=f"{name} holds NaN or infinity"):
+        checkpoint.load_weights(tmp_path / "weights.safetensors")

@@ -124,6 +124,32 @@ def test_options_of_a_task(tmp_path):
         recipe.load(SQUARES, {"data.size": "[16, 20]"})
 
 
+@pytest.mark.parametrize(
+    ("source", "changes", "message"),
+    [
+        (
+            SQUARES,
+            {"task.name": "classification", "task.options": "{}", "model.name": "vit_nano_patch4", "data.size": "16"},
+            "task classification: expected a dataset with `classes`, Squares has none; change task.name or data.name",
+        ),
+        (
+            SQUARES,
+            {"task.name": "classification", "task.options": "{}"},
+            "squares.toml: task.name: classification sets num_classes, which model toy_box_net does not take",
+        ),
+        (
+            "digits_smoke",
+            {"task.name": "toy_boxes", "augment.mixup": "0", "augment.cutmix": "0", "augment.smoothing": "0"},
+            "task toy_boxes: expected samples with 'target', they have image, label, id; change task.name or data.name",
+        ),
+    ],
+)
+def test_a_task_that_does_not_fit_its_data(source, changes, message, tmp_path, capsys):
+    words = [word for key, value in changes.items() for word in (f"--{key}", value)]
+    assert cli.main(["--plugin", "toy_boxes", "train", str(source), "--out", str(tmp_path / "run"), *words]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"parapos train: {message}"
+
+
 def test_an_encoding_from_outside(tmp_path):
     recipe.load(SQUARES)
     import toy_boxes

@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..encodings import ENCODINGS
 from ..encodings.looks import label
+from ..encodings.parabolic import PaPE, PaPERI
 from ..experiments.store import ReportError, check_writable
 from ..models import EventViT, ViT, ViViT
 from ..training import checkpoint, fit
 from . import plot
 from .maps import COLUMNS, Maps, Strip, make_event_strip, make_maps, make_video_strip, save
-from .scores import ENCODINGS, TAU, Heads, Layer, Parts, score_heads, selected, watch
+from .scores import TAU, Heads, Layer, Parts, score_heads, selected, watch
 
 __all__ = [
-    "ENCODINGS",
     "TAU",
     "Heads",
     "Layer",
@@ -46,10 +47,13 @@ IMAGES, STREAMS = 1000, 100  # to score heads on: images, and videos or event st
 
 
 def load(run: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model of a run or of a weights file, if it has parts to look at."""
+    """The model of a run or of a weights file, if its encoding adds one quadratic term to the scores. The plug-ins of a
+    run are loaded first."""
+    if run.is_dir():
+        fit.load_run(run)
     model, about = checkpoint.load_weights(run / "weights.safetensors" if run.is_dir() else run)
-    if about["encoding"] not in ENCODINGS:
-        told = f"expected a model with {' or '.join(ENCODINGS)}, whose scores have a positional part per pair"
+    if not issubclass(ENCODINGS[about["encoding"]], (PaPE, PaPERI)):
+        told = "expected a model with pape, pape_ri or a subclass, whose scores have a positional part per pair"
         raise ReportError(f"{run}: {told}, got {about['encoding']}")
     return model, about
 

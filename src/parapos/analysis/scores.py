@@ -29,7 +29,6 @@ from ..experiments.store import ReportError
 
 TAU, SLACK = 0.8, 1e-9
 EXTREME = 700.0  # exp of more leaves float64
-ENCODINGS = ("pape", "pape_ri")
 BLOCK = 2**22  # scores that are formed at once
 EVERY = 10.0  # seconds between lines of progress
 WHOLE = slice(None)
@@ -156,7 +155,7 @@ def watch(model: nn.Module, *, scaled: bool = True) -> Iterator[list[Layer]]:
     def note(module: Any, args: tuple[Any, ...], answer: Any) -> None:
         q, k, terms = answer
         if len(terms) != 1 or not isinstance(terms[0], Quadratic):
-            raise ReportError(f"expected a model with {' or '.join(ENCODINGS)}, got {type(module).__name__}")
+            raise ReportError(f"expected an encoding with one quadratic term, got {type(module).__name__}")
         if module is layers[0].encoding:
             found.clear()
         found.append(Layer(q, k, terms[0], module.scale if scaled else 1.0, masks[module]))
@@ -262,7 +261,8 @@ def score_heads(
     told = time.monotonic()
     with watch(model, scaled=scaled) as watched:
         for start in range(0, total, batch):
-            given = collate([dataset[i] for i in chosen[start : start + batch]], ragged)
+            some = [dataset[i] for i in chosen[start : start + batch]]
+            given = collate([{name: sample[name] for name in names} for sample in some], ragged)
             model(*(given[name] for name in names))
             found.add(watched, tau)
             if time.monotonic() - told > EVERY or start + batch >= total:

@@ -10,6 +10,8 @@ from typing import Any
 from ..encodings import list_encodings
 from .base import SPLITS, UserError, command, guarded, integer, names, repeated, several, tell, wrote
 
+ROOT = Path("runs")  # of the runs of tables, unless --root says another
+
 
 def _sweep(args: argparse.Namespace) -> None:
     from ..experiments import render, store, sweep
@@ -39,6 +41,11 @@ def _table(args: argparse.Namespace) -> None:
 
     keep_memory()
     if args.name == hyperparameters.NAME:
+        names = ("only", "from_cache", "jobs", "results", "tflops")
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
+        given += ["--root"] * (args.root != ROOT) + [f"--{key}" for key in args.changes]
+        if given:
+            raise UserError(f"parapos table {args.name}: {given[0]} has no effect: it trains and measures nothing")
         print(hyperparameters.markdown())
         return
     table = tables.load(args.name)
@@ -184,7 +191,7 @@ def add(commands: Any) -> None:
     )
     table.add_argument("name", metavar="NAME", help="a table that comes with the package, or a .toml file")
     table.add_argument("--dry-run", action="store_true", help="only say what is there and what the rest would cost")
-    table.add_argument("--root", type=Path, default=Path("runs"), metavar="DIR", help="where the runs are")
+    table.add_argument("--root", type=Path, default=ROOT, metavar="DIR", help="where the runs are")
     table.add_argument(
         "--only",
         type=lambda value: value.split(","),

@@ -70,7 +70,8 @@ class Classification(Task):
         known, number = learned.get("class_names"), learned["num_classes"]
         if relabel in ("", "order"):
             if self.classes != number:
-                raise ValueError(f"has {self.classes} classes, the model has {number}")
+                advice = "parapos eval --relabel names, or a TOML file of pairs, says which are the same"
+                raise ValueError(f"has {self.classes} classes, expected the model's {number}; {advice}")
             if relabel == "" and known is not None and self.class_names not in (None, known):
                 assert self.class_names is not None
                 i = next(i for i, (a, b) in enumerate(zip(self.class_names, known, strict=True)) if a != b)

@@ -213,8 +213,8 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def not_finite(model: nn.Module) -> str | None:
-    """The name of the first parameter that is not finite."""
-    return next((name for name, p in model.named_parameters() if not bool(p.isfinite().all())), None)
+    """The name of the first tensor of the weights, parameter or buffer, that is not finite."""
+    return next((name for name, x in model.state_dict().items() if not bool(x.isfinite().all())), None)
 
 
 def _about(text: str) -> dict[str, Any]:

@@ -70,6 +70,11 @@ class Recipe:
             return create_task(self.task_name, dataset, **given)
         except (ValueError, TypeError) as error:
             raise RecipeError(f"task: {error}") from None
+        except AttributeError as error:
+            if error.obj is not dataset:
+                raise
+            told = f"expected a dataset with `{error.name}`, {type(dataset).__name__} has none"
+            raise RecipeError(f"task {self.task_name}: {told}; change task.name or data.name") from None
 
     def judged(self, split: str, name: str | None = None, **changes: Any) -> Any:
         """`dataset` for an evaluation: samples of a training split are not varied."""
@@ -137,6 +142,7 @@ def make(values: Mapping[str, Any], name: str, origins: Mapping[str, str] | None
     made: dict[str, Any] = {"plugins": tuple(values.get("plugins", ())), "learned": values.get("learned", {})}
     if not isinstance(values.get("plugins", []), list | tuple) or not all(type(p) is str for p in made["plugins"]):
         raise refused("plugins", f"expected a list of names of modules, got {values['plugins']!r}")
+    made["plugins"] = tuple(dict.fromkeys([*made["plugins"], *extensions.given]))
     try:
         extensions.load(made["plugins"])
     except extensions.PluginError as error:
@@ -322,10 +328,14 @@ def _check_together(recipe: Recipe) -> None:
         if getattr(recipe.augment, key) and "image" not in inputs:
             raise Bad(f"augment.{key}", f"mixes images, model {recipe.model.name} takes {', '.join(inputs)}")
     _check_options(recipe.model)
+    outputs = recipe.task_class.outputs(None)
     try:
         with torch.device("meta"):
-            model = recipe.model.build(recipe.task_class.outputs(None))
+            model = recipe.model.build(outputs)
     except Exception as error:  # layers raise whatever they stumble over
+        if recipe.task.name and any(f"'{name}'" in str(error) for name in outputs):
+            told = f"{recipe.task_name} sets {', '.join(outputs)}, which model {recipe.model.name} does not take"
+            raise Bad("task.name", told) from None
         raise Bad("model", str(error) or type(error).__name__) from None
     _check_patches(data, source, model)
 
