@@ -84,8 +84,8 @@ def _unalias(argv: list[str]) -> None:
 
 
 def _load_plugins(argv: list[str]) -> None:
-    """Takes every `--plugin MODULE` out of a command line, wherever it stands, and loads the modules: what they register
-    may be named by any other option."""
+    """Takes every `--plugin MODULE` out of a command line, wherever it stands, and loads the modules. Other options may
+    then name what they register."""
     plugins.given.clear()
     while places := [i for i, word in enumerate(argv) if word.partition("=")[0] == "--plugin"]:
         _, equals, value = argv.pop(places[0]).partition("=")
