@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..encodings import ENCODINGS
 from ..encodings.looks import label
 from ..encodings.parabolic import PaPE, PaPERI
-from ..experiments.store import ReportError, check_writable
+from ..experiments.store import ReportError
 from ..models import EventViT, ViT, ViViT
 from ..training import checkpoint, fit
 from . import plot
@@ -110,7 +110,7 @@ def run(
         picture = read(image, size, wanted.data.options) if image else shown[index]["image"]
         make = partial(make_maps, model, picture, name=f"{size} px")
     make(layer=layer or 1, head=head or 1, query=query)  # tells a mistake before the work begins
-    check_writable(out)
+    checkpoint.check_writable(out)
     samples = samples or (IMAGES if isinstance(model, ViT) else STREAMS)
     found = score_heads(model, dataset, samples, tau=tau, scaled=scaled, tell=tell)
     name = label(about["encoding"])

@@ -14,8 +14,10 @@ ROOT = Path("runs")  # of the runs of tables, unless --root says another
 
 
 def _sweep(args: argparse.Namespace) -> None:
-    from ..experiments import render, store, sweep
+    from ..experiments import render, sweep
     from ..malloc import keep_memory
+    from ..training import checkpoint
+    from ..training.runs import adopt
 
     keep_memory()
     runs: list[Path] = args.runs
@@ -23,21 +25,22 @@ def _sweep(args: argparse.Namespace) -> None:
         if len(runs) > 1 or not args.recipe or not args.out:
             told = "of weights alone: expected one file, --recipe to say how data are read, and --out"
             raise UserError(f"parapos sweep {told}")
-        runs = [sweep.adopt(runs[0], args.recipe, args.out, args.changes)]
+        runs = [adopt(runs[0], args.recipe, args.out, args.changes)]
     elif args.recipe or args.changes:
         raise UserError("parapos sweep: --recipe and --section.key are for weights alone; a run has a recipe")
     options = dict(interpolate=args.interpolate, data=args.data or "", split=args.split, root=args.root or "")
     grid, out = sweep.resolve(runs, args.sizes, **options), args.out or runs[0] / "sweep"
-    store.check_writable(out)
+    checkpoint.check_writable(out)
     found = sweep.run(grid, tell, args.batch)
     print(render.markdown(grid, found))
     wrote(sweep.write(grid, found, out))
 
 
 def _table(args: argparse.Namespace) -> None:
-    from ..experiments import cost, hyperparameters, render, store, tables
+    from ..experiments import cost, hyperparameters, render, tables
     from ..experiments.grid import collect
     from ..malloc import keep_memory
+    from ..training import checkpoint
 
     keep_memory()
     if args.name == hyperparameters.NAME:
@@ -81,7 +84,7 @@ def _table(args: argparse.Namespace) -> None:
         return raw + tables.write(whole, found, out)
 
     if not args.from_cache:
-        store.check_writable(out if table.seeds else out.parent)
+        checkpoint.check_writable(out if table.seeds else out.parent)
         tables.make(grid, (args.jobs or 1) if table.seeds else 0, out / "log.txt", tell, write)
     print(render.markdown(grid, collect(grid.jobs, curves=grid.has_curves)))
     wrote(write())

@@ -16,7 +16,8 @@ from ..data.counts import published
 from ..models import EventViT, ViViT
 from ..text import table as as_text
 from ..training.recipe import Recipe
-from .grid import FINISHED, Grid
+from ..training.runs import FINISHED
+from .grid import Grid
 from .store import ReportError
 
 TFLOPS = 150.0  # sustained: about half of the peak of a recent GPU in 16 bits

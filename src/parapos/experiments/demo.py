@@ -14,9 +14,10 @@ from pathlib import Path
 from ..data.layout import lay_out, readable
 from ..encodings.looks import label
 from ..training import recipe
+from ..training.checkpoint import check_writable
 from . import render, tables
 from .grid import Grid, Place, Repeat, Results, Run, collect
-from .store import Evaluation, ReportError, check_writable
+from .store import Evaluation, ReportError
 from .tables_spec import Column, Row, Table
 
 ENCODINGS = ("pape", "rope", "alibi", "sincos")

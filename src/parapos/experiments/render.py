@@ -11,14 +11,14 @@ from pathlib import Path
 from ..encodings.looks import LOOKS, label
 from ..metrics import significance
 from ..text import table as as_text
-from ..training import checkpoint
+from ..training import checkpoint, rows
 from . import plots
 from .grid import TRAINING_LOSS, Grid, Place, Results
-from .store import as_csv
 from .tables_spec import Column
 
 UNMEASURED = "-"
 BEYOND = "beyond"
+COLUMNS = ("block", "row", "column", "metric", "unit", "mean", "std", "repeats", "paper")  # of CSV files
 INKS = (
     *("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB"),
     *("#000000", "#994F00", "#40B0A6", "#5D3A9B", "#FF9F40", "#7F7F00"),
@@ -188,9 +188,9 @@ def reading(grid: Grid, found: Results) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def as_rows(grid: Grid, found: Results) -> bytes:
+def as_rows(grid: Grid, found: Results) -> list[list[object]]:
     """A line per place: mean, spread and number of repeats, and the paper's figure."""
-    lines = []
+    lines: list[list[object]] = []
     for block in _blocks(grid):
         for row in grid.rows:
             for column in grid.table.columns:
@@ -201,7 +201,7 @@ def as_rows(grid: Grid, found: Results) -> bytes:
                 name, unit = ("", "") if metric is None else (metric.name, metric.unit)
                 told = [name, unit, mean, deviation, len(values), grid.table.published(row, column)]
                 lines.append([block, row, column, *told])
-    return as_csv(("block", "row", "column", "metric", "unit", "mean", "std", "repeats", "paper"), lines)
+    return lines
 
 
 def write(grid: Grid, found: Results, text: Path, numbers: Path, plot: Path, title: str = "") -> list[Path]:
@@ -210,7 +210,7 @@ def write(grid: Grid, found: Results, text: Path, numbers: Path, plot: Path, tit
     plot: the file of a grid without blocks; a block has its own, named after it, in the same folder."""
     paths = [text, numbers]
     checkpoint.write(text, f"{markdown(grid, found)}\n".encode())
-    checkpoint.write(numbers, as_rows(grid, found))
+    rows.write(numbers, COLUMNS, as_rows(grid, found))
     for block in _blocks(grid):
         for group in groups(grid):
             path = plot.with_name(f"{block}{group.suffix}.png") if block else plot

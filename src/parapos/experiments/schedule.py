@@ -23,7 +23,8 @@ import torch
 
 from ..malloc import keep_memory
 from ..training import fit, rows
-from .grid import FINISHED, Job
+from ..training.runs import FINISHED
+from .grid import Job
 from .store import Cells, ReportError, read
 
 POLL, SAY = 0.25, 10.0  # seconds

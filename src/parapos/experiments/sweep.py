@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..encodings.looks import label
-from ..training import checkpoint, fit, recipe
+from ..training import fit
 from . import render
 from .grid import Grid, Place, Repeat, Results, Run, check_sizes, collect
 from .schedule import run_all
@@ -71,31 +69,3 @@ def run(grid: Grid, tell: Callable[[str], object] = lambda line: None, batch: in
 def write(grid: Grid, found: Results, out: Path) -> list[Path]:
     """OUT/sweep.md, sweep.csv and sweep.png."""
     return render.write(grid, found, out / "sweep.md", out / "sweep.csv", out / "sweep.png")
-
-
-def adopt(weights: Path, source: str, folder: Path, changes: dict[str, str]) -> Path:
-    """Makes a run of a weights file alone: the recipe says how data are read, the file what the model is."""
-    plugins = recipe.load(source).plugins  # read first: the model may come from them
-    about = checkpoint.load_weights(weights)[1]
-    for key in changes:
-        if not key.startswith(("data.", "run.")) or (key == "data.size" and "size" in about):
-            raise ReportError(f"--{key}: expected nothing, {weights} says what the model is and was trained at")
-    wanted = recipe.load(source, changes)
-    values: dict[str, Any] = {
-        name: dict(vars(getattr(wanted, name))) for name in ("data", "task", "augment", "optim", "run")
-    }
-    values["plugins"] = plugins
-    values["optim"]["betas"] = list(values["optim"]["betas"])
-    values["data"]["size"] = about.get("size", wanted.data.size)
-    values["model"] = {"name": about["model"], "encoding": about["encoding"], "options": about["options"]}
-    made = recipe.make(values, str(weights))
-    known = folder / "recipe.toml"
-    if known.is_file() and known.read_text(encoding="utf-8") != made.dumps():
-        raise ReportError(f"{folder}: holds another run, expected a new folder for {weights}")
-    link = folder / "weights.safetensors"
-    if link.exists() and not os.path.samefile(link, weights):
-        raise ReportError(f"{link}: is another file than {weights}, expected a new folder")
-    checkpoint.write(known, made.dumps().encode())
-    if not link.exists():
-        link.symlink_to(weights.resolve())
-    return folder

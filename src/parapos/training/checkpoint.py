@@ -40,6 +40,14 @@ def write(path: Path, data: bytes | memoryview) -> None:
         file.write(data)
 
 
+def check_writable(folder: Path) -> None:
+    """Makes a folder. If nothing can be written to it, an OSError says so now and not after the work."""
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f".{os.getpid()}.probe"
+    probe.touch()
+    probe.unlink()
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """Where to write a file, which is flushed to disk and put in its place when the block ends."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..malloc import keep_memory
 from ..text import table
-from . import checkpoint, fit, recipe, rows
+from . import fit, recipe, rows
 from .callbacks import Stopped
 from .module import NonFiniteLoss
 from .recipe import Recipe, RecipeError
@@ -100,11 +98,7 @@ def _add_row(path: Path, row: Mapping[str, object]) -> None:
     """Adds a row to a CSV file. Columns that are new come last, and are empty in the rows before."""
     old = rows.read(path)
     columns = dict.fromkeys([*(old[0] if old else ()), *row])
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([*old, row])
-    checkpoint.write(path, text.getvalue().encode())
+    rows.write(path, list(columns), [[line.get(name, "") for name in columns] for line in (*old, row)])
 
 
 def _say(text: str) -> None:

@@ -1,13 +1,14 @@
-"""CSV files of runs and tables, read back; what is damaged in one is told by file and line."""
+"""CSV files of runs and tables. An error names the file and the line that is damaged."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import checkpoint
 from .checkpoint import CheckpointError
 
 
@@ -36,6 +37,15 @@ def read(
     if growing and not data:
         return []
     return parse(path, data, columns, optional=optional, numbers=numbers, whole=whole, needed=needed)
+
+
+def write(path: Path, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
+    """Puts a file with a header in place, whole."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(lines)
+    checkpoint.write(path, text.getvalue().encode())
 
 
 def parse(
