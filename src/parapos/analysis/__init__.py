@@ -21,27 +21,7 @@ from ..models import EventViT, ViT, ViViT
 from ..training import checkpoint, fit
 from . import plot
 from .maps import COLUMNS, Maps, Strip, make_event_strip, make_maps, make_video_strip, save
-from .scores import TAU, Heads, Layer, Parts, score_heads, selected, watch
-
-__all__ = [
-    "TAU",
-    "Heads",
-    "Layer",
-    "Parts",
-    "ReportError",
-    "Strip",
-    "choose",
-    "load",
-    "look_inside",
-    "make_event_strip",
-    "make_maps",
-    "make_video_strip",
-    "read",
-    "run",
-    "score_heads",
-    "selected",
-    "watch",
-]
+from .scores import TAU, score_heads
 
 IMAGES, STREAMS = 1000, 100  # to score heads on: images, and videos or event streams
 

@@ -116,26 +116,6 @@ class Layer:
     def samples(self) -> int:
         return self.q.shape[0]
 
-    @property
-    def distance(self) -> Tensor:
-        return self.parts().distance
-
-    @property
-    def direction(self) -> Tensor:
-        return self.parts().direction
-
-    @property
-    def semantics(self) -> Tensor:
-        return self.parts().semantics
-
-    @property
-    def position(self) -> Tensor:
-        return self.parts().position
-
-    @property
-    def attention(self) -> Tensor:
-        return self.parts().attention
-
 
 def attention_layers(model: nn.Module) -> list[Attention]:
     return [module for module in model.modules() if isinstance(module, Attention)]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..data import DATASETS
 from ..text import nearest
@@ -150,18 +150,14 @@ TIME: Kind = (lambda x: type(x) in (int, float) and 0 <= x < math.inf), "a numbe
 ANY: Kind = (lambda x: True), "anything"
 TEXTS, NUMBERS = _list(TEXT, "different texts"), _list(COUNT, "different whole numbers of 0 or more")
 TABLE: Kind = (lambda x: isinstance(x, dict)), "a table"
-KEYS: dict[str, Kind] = {
-    "title": TEXT,
-    "recipe": TEXT,
-    "rows": TABLE,
-    "columns": TABLE,
-    "bench": TABLE,
-    "seeds": NUMBERS,
-    "blocks": _table(TEXT, "recipes"),
-    "minutes": TIME,
-    "choose": TEXT,
-    "compare": _table(TEXTS, "lists of different texts"),
+KINDS: dict[Any, Kind] = {
+    **{str: TEXT, bool: FLAG, int: COUNT, int | None: SIZE, float: TIME},
+    **{tuple[str, ...]: TEXTS, tuple[int, ...]: NUMBERS, dict[str, str]: _table(TEXT, "recipes")},
+    dict[str, list[str]]: _table(TEXTS, "lists of different texts"),
 }
+KEYS, COLUMN = ({key: KINDS.get(t, TABLE) for key, t in get_type_hints(cls).items()} for cls in (Table, Column))
+COLUMN["interpolate"] = (lambda x: FLAG[0](x) or TEXTS[0](x)), "true, false or a list of different rows"
+COLUMN["split"] = _one(SPLITS)
 BENCH: dict[str, Kind] = {
     "model": TEXT,
     "encodings": TEXTS,
@@ -173,20 +169,6 @@ BENCH: dict[str, Kind] = {
 }
 ROW: dict[str, Kind] = {"recipe": TEXT, "instead": _table(TEXT, "recipes")}
 CHANGE: Kind = (lambda x: isinstance(x, (str, bool, int, float, list))), "a value of the recipe"
-COLUMN: dict[str, Kind] = {
-    "size": SIZE,
-    "data": TEXT,
-    "interpolate": ((lambda x: FLAG[0](x) or TEXTS[0](x)), "true, false or a list of different rows"),
-    "recipe": TEXT,
-    "split": _one(SPLITS),
-    "metric": TEXT,
-    "measured": FLAG,
-    "loss_at": COUNT,
-    "folds": NUMBERS,
-    "root": TEXT,
-    "count": FLAG,
-    "without": TEXTS,
-}
 
 
 def _check(path: Path, where: str, values: Mapping[str, Any], kinds: Mapping[str, Kind], other: Kind = ANY) -> None:
