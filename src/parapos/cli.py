@@ -187,7 +187,9 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
-    doctor = command(commands, "doctor", "What this machine has, and which kernels run on it.", "parapos doctor")
+    doctor = command(
+        commands, "doctor", "Report what this machine supports: devices, packages, kernels.", "parapos doctor"
+    )
     doctor.set_defaults(run=_doctor)
     checks = doctor.add_subparsers(metavar="CHECK")
     check = command(
@@ -274,7 +276,7 @@ def parser() -> argparse.ArgumentParser:
     bench = command(
         benchmarks,
         "profile",
-        "Where the time that an encoding adds to a model goes, beside the floor that its GFLOP set.",
+        "Where the time goes that an encoding adds to a model, next to the lower bound from its GFLOP.",
         "parapos bench profile --encoding pape --parabolas 50 --rounds 20",
     )
     bench.add_argument("--model", choices=bench_model.MODELS, default="vit_base_patch16", help="vision transformer")
@@ -294,19 +296,19 @@ def parser() -> argparse.ArgumentParser:
     train = command(
         commands,
         "train",
-        "Train a recipe, or go on with the run that its folder holds. Any value may be given as --section.key VALUE; "
+        "Train a recipe, or resume the run in its folder. Any value may be given as --section.key VALUE; "
         "--devices, --strategy and --num-nodes are short for --run.devices, --run.strategy and --run.nodes.",
         "parapos train digits --out runs/digits --model.encoding rope",
     )
     train.add_argument("recipe", metavar="RECIPE", help="name of a recipe, a .toml file, or the folder of a run")
     train.add_argument("--out", type=Path, metavar="RUN", help="folder of the run; without it, runs/RECIPE-ENCODING")
-    train.add_argument("--resume", action="store_true", help="refuse to begin a new run")
+    train.add_argument("--resume", action="store_true", help="refuse to start a new run")
     train.set_defaults(run=_train)
 
     judge = command(
         commands,
         "eval",
-        "Evaluate the weights of a run; the folder has all that is needed.",
+        "Evaluate the weights of a run. Needs nothing but its folder and the data.",
         "parapos eval runs/digits --size 64 --position-scale interpolate",
     )
     judge.add_argument("folder", type=Path, metavar="RUN", help="folder of the run")
@@ -322,9 +324,9 @@ def parser() -> argparse.ArgumentParser:
         "--relabel",
         default="",
         metavar="HOW",
-        help="for data with other classes: order (the numbers agree), names (the names do), or a TOML file of pairs",
+        help="for data with other classes: order (same numbers), names (match by name), or a TOML file of pairs",
     )
-    judge.add_argument("--predictions", type=Path, metavar="DIR", help="also writes what the model answered")
+    judge.add_argument("--predictions", type=Path, metavar="DIR", help="also write the predictions")
     judge.set_defaults(run=_eval)
     experiments.add(commands)
     figures.add(commands)

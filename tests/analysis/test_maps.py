@@ -54,7 +54,7 @@ def test_video_strip(pool):
     assert strip.query == (2, 1, 0)
     assert strip.distance[strip.query] == strip.direction[strip.query] == 0
     assert (strip.distance.flatten() < 0).sum() == 17
-    assert strip.told == "tubelet 3, row 2, column 1"
+    assert strip.query_name == "tubelet 3, row 2, column 1"
     assert strip.names == ("tubelet 1", "tubelet 2", "tubelet 3")
     torch.testing.assert_close(strip.pictures[1], video[:, 2] / 255)
     torch.testing.assert_close(strip.shares, strip.attention.sum((1, 2)))
@@ -111,7 +111,7 @@ def test_event_strip(pool):
     assert strip.data["shown"].tolist()[0] == [[2, -1, -1, -1], [-1, -1, -1, -1], [-1, -1, -1, 1]]
     assert strip.data["edges"].tolist() == [0, 5000, 10000]
     assert strip.names == ("0 to 5 ms", "5 to 10 ms")
-    assert strip.told == "token 3 of 6, x 1, y 1, 5 ms"
+    assert strip.query_name == "token 3 of 6, x 1, y 1, 5 ms"
     shares = strip.data["token_attention"].view(2, 3).sum(1)  # also of tokens that newer ones hide
     torch.testing.assert_close(strip.shares, shares)
     on_class = float(found[1].parts().attention[0, 1, 3, 0]) if first else 0.0
@@ -121,7 +121,7 @@ def test_event_strip(pool):
 def test_a_query_that_a_newer_token_hides_is_told():
     model = event_model()
     strip = analysis_maps.make_event_strip(model, events(model), layer=1, head=1, query=(1,), columns=2)
-    assert strip.told == "token 1 of 6, x 1, y 1, 0 ms; its cell shows a newer token"
+    assert strip.query_name == "token 1 of 6, x 1, y 1, 0 ms; its cell shows a newer token"
     assert strip.data["token_distance"][0] == 0
     assert strip.distance[strip.query] == strip.data["token_distance"][2] < 0
 

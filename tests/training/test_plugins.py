@@ -184,12 +184,11 @@ def test_a_plugin_of_its_own_wheel(tmp_path, environment):
     recipe_file.write_text(SQUARES.read_text().replace('plugins = ["toy_boxes"]\n', ""))
     package = Path(library.__file__).parents[1]
     known = {**environment, "PYTHONPATH": os.pathsep.join([str(target), str(package)])}
-    run = str(tmp_path / "run")
-    for words in (["train", str(recipe_file), "--out", run, "--optim.epochs", "1"], ["eval", run]):
-        command = [sys.executable, "-m", "parapos.cli", *words]
-        done = subprocess.run(command, env=known, capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    assert "mean IoU" in done.stdout
+    words = ["train", str(recipe_file), "--out", str(tmp_path / "run"), "--optim.epochs", "1"]
+    command = [sys.executable, "-m", "parapos.cli", *words]
+    done = subprocess.run(command, env=known, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "best val_miou" in done.stdout
 
 
 def test_a_broken_entry_point_is_told(monkeypatch, capsys):

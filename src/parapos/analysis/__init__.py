@@ -35,8 +35,8 @@ def load(run: Path) -> tuple[nn.Module, dict[str, Any]]:
         fit.load_run(run)
     model, about = checkpoint.load_weights(run / "weights.safetensors" if run.is_dir() else run)
     if not issubclass(ENCODINGS[about["encoding"]], (PaPE, PaPERI)):
-        told = "expected a model with pape, pape_ri or a subclass, whose scores have a positional part per pair"
-        raise ReportError(f"{run}: {told}, got {about['encoding']}")
+        message = "expected a model with pape, pape_ri or a subclass, whose scores have a positional part per pair"
+        raise ReportError(f"{run}: {message}, got {about['encoding']}")
     return model, about
 
 
@@ -98,8 +98,8 @@ def run(
     name = label(about["encoding"])
     paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]
     plot.heads(paths[0], found.z, found.bounded, title=f"{name}, {found.samples} samples of {wanted.data.name}")
-    told = found.as_json(run=folder.name, split=split, size=wanted.data.size or None, tau=tau, scaled=scaled)
-    checkpoint.write(paths[1], f"{told}\n".encode())
+    message = found.as_json(run=folder.name, split=split, size=wanted.data.size or None, tau=tau, scaled=scaled)
+    checkpoint.write(paths[1], f"{message}\n".encode())
     layer, head = choose(found.bounded, layer, head)
     maps, title = make(layer=layer, head=head, query=query), f"{name}, layer {layer}, head {head}, {what}"
     if isinstance(maps, Strip):
@@ -141,8 +141,8 @@ def _levels(dataset: Any) -> tuple[Tensor, Tensor]:
 
 def _grid(dataset: Any) -> tuple[int, int] | None:
     """Rows and columns of the patches of a dataset's sensor, or None if it does not tell."""
-    told = getattr(dataset, "tokenizing", None)
-    return told and (-(-told.height // told.patch), -(-told.width // told.patch))
+    message = getattr(dataset, "tokenizing", None)
+    return message and (-(-message.height // message.patch), -(-message.width // message.patch))
 
 
 def choose(bounded: Tensor, layer: int | None, head: int | None) -> tuple[int, int]:

@@ -76,12 +76,12 @@ def draw(path: Path, strip: Strip, *, title: str) -> None:
         bar.ax.tick_params(labelsize=7)
     middle = (LEFT + columns * (wide + GAP) / 2) / width
     figure.text(middle, 1 - 0.08 / height, title, ha="center", va="top", fontsize=11)
-    figure.text(middle, 1 - 0.3 / height, f"query: {strip.told}", ha="center", va="top", fontsize=10, color=MARK)
+    figure.text(middle, 1 - 0.3 / height, f"query: {strip.query_name}", ha="center", va="top", fontsize=10, color=MARK)
     rest = 1 - float(strip.shares.sum())
-    told = "share of the attention that all tokens of a column get" + (
+    message = "share of the attention that all tokens of a column get" + (
         f"; class token {_percent(rest)}" if rest > 1e-9 else ""
     )
-    figure.text(middle, 0.08 / height, told, ha="center", va="bottom", fontsize=8, color="#555555")
+    figure.text(middle, 0.08 / height, message, ha="center", va="bottom", fontsize=8, color="#555555")
     save(figure, path)
 
 
@@ -137,8 +137,10 @@ def heads(path: Path, score: Tensor, bounded: Tensor, *, title: str) -> None:
         for layer in range(depth):
             for head in range(count):
                 dark = abs(float(cells[layer, head])) > 0.6 * limit
-                told = _short(float(values[layer, head]))
-                axis.text(head, layer, told, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+                message = _short(float(values[layer, head]))
+                axis.text(
+                    head, layer, message, ha="center", va="center", fontsize=7, color="white" if dark else "black"
+                )
         axis.set_xticks(range(count), [str(h + 1) for h in range(count)])
         axis.set_yticks(range(depth), [str(l + 1) for l in range(depth)])
         axis.set(xlabel="head", ylabel="layer")

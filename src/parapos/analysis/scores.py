@@ -238,15 +238,15 @@ def score_heads(
     batch = batch or (8 if names == ("image",) else 1)
     layers = attention_layers(model)
     found = Heads.empty(len(layers), layers[0].heads)
-    told = time.monotonic()
+    message = time.monotonic()
     with watch(model, scaled=scaled) as watched:
         for start in range(0, total, batch):
             some = [dataset[i] for i in chosen[start : start + batch]]
             given = collate([{name: sample[name] for name in names} for sample in some], ragged)
             model(*(given[name] for name in names))
             found.add(watched, tau)
-            if time.monotonic() - told > EVERY or start + batch >= total:
-                told = time.monotonic()
+            if time.monotonic() - message > EVERY or start + batch >= total:
+                message = time.monotonic()
                 tell(f"heads: {found.samples} of {total} samples")
     if not found.pairs.all():
         raise ReportError(f"none of the {total} samples has a token, so heads have no score")

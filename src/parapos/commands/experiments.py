@@ -23,8 +23,8 @@ def _sweep(args: argparse.Namespace) -> None:
     runs: list[Path] = args.runs
     if any(path.is_file() for path in runs):
         if len(runs) > 1 or not args.recipe or not args.out:
-            told = "of weights alone: expected one file, --recipe to say how data are read, and --out"
-            raise UserError(f"parapos sweep {told}")
+            message = "of weights alone: expected one file, --recipe to say how data are read, and --out"
+            raise UserError(f"parapos sweep {message}")
         runs = [adopt(runs[0], args.recipe, args.out, args.changes)]
     elif args.recipe or args.changes:
         raise UserError("parapos sweep: --recipe and --section.key are for weights alone; a run has a recipe")
@@ -121,15 +121,15 @@ def _bench_table(table: Any, args: argparse.Namespace) -> None:
         if not kept.is_file():
             raise UserError(f"parapos table {table.name}: {kept}: no such file; measure it without --from-cache")
         try:
-            told = bench_model_view.markdown(json.loads(kept.read_bytes()))
+            message = bench_model_view.markdown(json.loads(kept.read_bytes()))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise UserError(f"parapos table {table.name}: {kept}: damaged, {type(error).__name__}: {error}") from None
-        print(told)
+        print(message)
     else:
         results = bench_model.run(**options)
-        told = bench_model_view.markdown(results)
-        print(told)
-        wrote(measure.write(results, told, bench_model_view.plot, prefix))
+        message = bench_model_view.markdown(results)
+        print(message)
+        wrote(measure.write(results, message, bench_model_view.plot, prefix))
 
 
 def _demo(args: argparse.Namespace) -> None:
@@ -189,11 +189,11 @@ def add(commands: Any) -> None:
     table = command(
         commands,
         "table",
-        "Make a table of the paper: train and test what is not there yet. Any --section.key VALUE is for all its runs.",
+        "Make a table of the paper: train and evaluate what is missing. Any --section.key VALUE applies to all runs.",
         "parapos table extrapolation --data.root data/imagenet --dry-run",
     )
     table.add_argument("name", metavar="NAME", help="a table that comes with the package, or a .toml file")
-    table.add_argument("--dry-run", action="store_true", help="only say what is there and what the rest would cost")
+    table.add_argument("--dry-run", action="store_true", help="only print what is there and an estimate for the rest")
     table.add_argument("--root", type=Path, default=ROOT, metavar="DIR", help="where the runs are")
     table.add_argument(
         "--only",

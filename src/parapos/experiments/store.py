@@ -40,7 +40,7 @@ class Evaluation:
         return Evaluation(size, trained / size if interpolated else 1.0, **more)
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """For people."""
         positions = f"positions x {self.position_scale:.3g}" if self.position_scale != 1 else ""
         size, split = f"{self.size} px" if self.size else "", self.split if self.split != "test" else ""

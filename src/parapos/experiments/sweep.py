@@ -26,13 +26,13 @@ def resolve(
     root: str = "",
     title: str = "",
 ) -> Grid:
-    """The grid of a sweep. What cannot be is told here, before anything is evaluated."""
+    """The grid of a sweep. Impossible requests are refused here, before anything is evaluated."""
     if interpolate not in INTERPOLATE:
         raise ReportError(f"interpolate must be one of {', '.join(INTERPOLATE)}, got {interpolate!r}")
     recipes = [fit.load_run(folder) for folder in runs]
     if len({wanted.data.size for wanted in recipes}) > 1:
-        told = ", ".join(f"{folder} {wanted.data.size}" for folder, wanted in zip(runs, recipes, strict=True))
-        raise ReportError(f"runs of one sweep must be trained at one size, got {told}")
+        message = ", ".join(f"{folder} {wanted.data.size}" for folder, wanted in zip(runs, recipes, strict=True))
+        raise ReportError(f"runs of one sweep must be trained at one size, got {message}")
     trained = recipes[0].data.sides[0]
     if not trained or len(set(recipes[0].data.sides)) > 1:
         raise ReportError(f"{runs[0]}: dataset {recipes[0].data.name} has no size to sweep, or is not square")

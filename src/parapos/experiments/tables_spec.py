@@ -6,8 +6,8 @@ if another one, split, metric if not the headline of the task ("ap_*" is the fir
 figures that only the paper has, folds (then a cell is the mean over runs of these), root (a folder within --data.root).
 [compare] names two rows, and columns whose figures are tested for a difference; `choose` is the column by which a row
 is best. [bench] has the options of a table that trains nothing.
-`seeds` and [blocks] make a study: the same grid for every seed and each data set, told as mean and spread; `minutes` is
-what a run takes, and a column may be `loss_at` a step of training.
+`seeds` and [blocks] make a study: the same grid for every seed and each data set, shown as mean and spread; `minutes`
+is what a run takes, and a column may be `loss_at` a step of training.
 """
 
 from __future__ import annotations
@@ -130,12 +130,12 @@ def load(source: str | Path) -> Table:
 Kind = tuple[Callable[[Any], bool], str]  # whether a value is one, and what it should be
 
 
-def _list(each: Kind, told: str) -> Kind:
-    return (lambda x: isinstance(x, list) and all(map(each[0], x)) and len(set(x)) == len(x)), f"a list of {told}"
+def _list(each: Kind, expected: str) -> Kind:
+    return (lambda x: isinstance(x, list) and all(map(each[0], x)) and len(set(x)) == len(x)), f"a list of {expected}"
 
 
-def _table(each: Kind, told: str) -> Kind:
-    return (lambda x: isinstance(x, dict) and all(map(each[0], x.values()))), f"a table of {told}"
+def _table(each: Kind, expected: str) -> Kind:
+    return (lambda x: isinstance(x, dict) and all(map(each[0], x.values()))), f"a table of {expected}"
 
 
 def _one(known: tuple[str, ...]) -> Kind:
@@ -173,9 +173,9 @@ CHANGE: Kind = (lambda x: isinstance(x, (str, bool, int, float, list))), "a valu
 
 def _check(path: Path, where: str, values: Mapping[str, Any], kinds: Mapping[str, Kind], other: Kind = ANY) -> None:
     for key, value in values.items():
-        good, told = kinds.get(key, other)
-        if not good(value):
-            raise ReportError(f"{path.name}: {where}{key}: expected {told}, got {value!r}")
+        is_good, expected = kinds.get(key, other)
+        if not is_good(value):
+            raise ReportError(f"{path.name}: {where}{key}: expected {expected}, got {value!r}")
 
 
 def _make(path: Path, values: dict[str, Any]) -> Table:
@@ -189,8 +189,8 @@ def _make(path: Path, values: dict[str, Any]) -> Table:
                 raise ReportError(f"{path.name}: {key}.{name!r}: expected a name without slashes, as files have it")
     needed = {"blocks" if "seeds" in values else "recipe", "rows", "columns"}
     if "title" not in values or not ("bench" in values or needed <= set(values)):
-        told = "either [bench] or recipe, [rows] and [columns], with seeds [blocks] instead of recipe"
-        raise ReportError(f"{path.name}: expected title, and {told}")
+        message = "either [bench] or recipe, [rows] and [columns], with seeds [blocks] instead of recipe"
+        raise ReportError(f"{path.name}: expected title, and {message}")
     _known(path, "bench.", values.get("bench", {}), list(BENCH))
     _check(path, "bench.", values.get("bench", {}), BENCH)
     for key in BENCH if "bench" in values else ():

@@ -167,7 +167,7 @@ def latest(folder: Path) -> tuple[Path | None, list[str]]:
     for path in steps(folder).values():
         if (wrong := damage(path)) is None:
             return path, messages
-        messages.append(f"{path}: {wrong}; going back to the one before")
+        messages.append(f"{path}: {wrong}; using the one before it")
     if messages:
         raise CheckpointError("; ".join(messages) + ", but there is none")
     return None, []
@@ -213,10 +213,10 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         model = build(**about["options"])
         model.to(next(iter(weights.values())).dtype).load_state_dict(weights)
     except Exception as error:
-        told = str(error) or type(error).__name__
-        raise CheckpointError(f"{path}: header and weights do not make a model: {told}") from None
+        message = str(error) or type(error).__name__
+        raise CheckpointError(f"{path}: header and weights do not make a model: {message}") from None
     if (bad := not_finite(model)) is not None:
-        raise CheckpointError(f"{path}: {bad} holds NaN or infinity; these weights answer nothing")
+        raise CheckpointError(f"{path}: {bad} holds NaN or infinity; these weights cannot be used")
     return model.eval(), about
 
 
@@ -253,8 +253,8 @@ def compare(wanted: Mapping[str, Tensor], found: Mapping[str, Any]) -> None:
     for name in [*wanted, *found]:
         a, b = wanted.get(name), found.get(name)
         if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
-            told = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (a, b)]
-            raise ValueError(f"{name}: expected {told[0]}, got {told[1]}")
+            message = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (a, b)]
+            raise ValueError(f"{name}: expected {message[0]}, got {message[1]}")
 
 
 class SafeIO(CheckpointIO):

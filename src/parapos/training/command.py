@@ -20,7 +20,7 @@ def train(source: str, out: Path | None, resume: bool, changes: Mapping[str, str
     keep_memory()
     if Path(source).is_dir():
         if out is not None:
-            raise RecipeError(f"--out: {source} is a run already, expected a recipe")
+            raise RecipeError(f"--out: {source} is a run already, expected a recipe; leave --out out")
         out, source = Path(source), str(Path(source) / "recipe.toml")
         recipe.find(source)
     wanted = recipe.load(source, changes)
@@ -82,8 +82,8 @@ def _position_scale(wanted: Recipe, size: int | tuple[int, int] | None, scale: s
         sides = wanted.data.sides if size is None else (size, size) if isinstance(size, int) else size
         factors = {trained / side for trained, side in zip(wanted.data.sides, sides, strict=True)}
         if len(factors) > 1:
-            told = f"from {wanted.data.sides} to {sides} both sides differ by other factors, expected one"
-            raise RecipeError(f"--position-scale: {told}")
+            message = f"from {wanted.data.sides} to {sides} both sides differ by other factors, expected one"
+            raise RecipeError(f"--position-scale: {message}")
         return factors.pop()
     try:
         factor = float(scale)

@@ -73,8 +73,8 @@ class Recipe:
         except AttributeError as error:
             if error.obj is not dataset:
                 raise
-            told = f"expected a dataset with `{error.name}`, {type(dataset).__name__} has none"
-            raise RecipeError(f"task {self.task_name}: {told}; change task.name or data.name") from None
+            reason = f"expected a dataset with `{error.name}`, {type(dataset).__name__} has none"
+            raise RecipeError(f"task {self.task_name}: {reason}; change task.name or data.name") from None
 
     def judged(self, split: str, name: str | None = None, **changes: Any) -> Any:
         """`dataset` for an evaluation: samples of a training split are not varied."""
@@ -137,8 +137,8 @@ def make(values: Mapping[str, Any], name: str, origins: Mapping[str, str] | None
     known = [f.name for f in dataclasses.fields(Recipe)]
     for key in values:
         if key not in known:
-            told = f"expected one of {', '.join(SECTIONS)}{nearest(key, known)}"
-            raise RecipeError(f"{name}: [{key}]: unknown section, {told}")
+            reason = f"expected one of {', '.join(SECTIONS)}{nearest(key, known)}"
+            raise RecipeError(f"{name}: [{key}]: unknown section, {reason}")
     made: dict[str, Any] = {"plugins": tuple(values.get("plugins", ())), "learned": values.get("learned", {})}
     if not isinstance(values.get("plugins", []), list | tuple) or not all(type(p) is str for p in made["plugins"]):
         raise refused("plugins", f"expected a list of names of modules, got {values['plugins']!r}")
@@ -311,8 +311,8 @@ def _check_together(recipe: Recipe) -> None:
     known = task_options(recipe.task_class)
     for key in recipe.task.options:
         if key not in known:
-            told = f"expected some of {', '.join(known)}{nearest(key, known)}" if known else "it has none"
-            raise Bad(f"task.options.{key}", f"task {recipe.task_name} has no such option, {told}")
+            reason = f"expected some of {', '.join(known)}{nearest(key, known)}" if known else "it has none"
+            raise Bad(f"task.options.{key}", f"task {recipe.task_name} has no such option, {reason}")
     for key in ("mixup", "cutmix", "smoothing"):
         if getattr(recipe.augment, key) and key not in known:
             raise Bad(f"augment.{key}", f"task {recipe.task_name} has no {key}, expected 0")
@@ -322,8 +322,8 @@ def _check_together(recipe: Recipe) -> None:
         raise Bad("optim.ema", "cannot be combined with run.strategy = 'fsdp', which cuts the weights into pieces")
     inputs: tuple[str, ...] = getattr(MODELS[recipe.model.name][0], "inputs", ("image",))
     if not set(inputs) <= set(source.gives):
-        told = f"takes {', '.join(inputs)}, dataset {data.name} gives {', '.join(source.gives)}"
-        raise Bad("model.name", f"{recipe.model.name} {told}")
+        reason = f"takes {', '.join(inputs)}, dataset {data.name} gives {', '.join(source.gives)}"
+        raise Bad("model.name", f"{recipe.model.name} {reason}")
     for key in ("mixup", "cutmix"):
         if getattr(recipe.augment, key) and "image" not in inputs:
             raise Bad(f"augment.{key}", f"mixes images, model {recipe.model.name} takes {', '.join(inputs)}")
@@ -334,8 +334,8 @@ def _check_together(recipe: Recipe) -> None:
             model = recipe.model.build(outputs)
     except Exception as error:  # layers raise whatever they stumble over
         if recipe.task.name and any(f"'{name}'" in str(error) for name in outputs):
-            told = f"{recipe.task_name} sets {', '.join(outputs)}, which model {recipe.model.name} does not take"
-            raise Bad("task.name", told) from None
+            reason = f"{recipe.task_name} sets {', '.join(outputs)}, which model {recipe.model.name} does not take"
+            raise Bad("task.name", reason) from None
         raise Bad("model", str(error) or type(error).__name__) from None
     _check_patches(data, source, model)
 
@@ -345,8 +345,8 @@ def _check_data(data: Data, source: Source) -> None:
     known = [key for key in source.options if key != "seed"]
     for key in data.options:
         if key not in known:
-            told = f"dataset {data.name} has no such option, expected some of {', '.join(known)}{nearest(key, known)}"
-            raise Bad(f"data.options.{key}", told)
+            reason = f"dataset {data.name} has no such option, expected some of {', '.join(known)}{nearest(key, known)}"
+            raise Bad(f"data.options.{key}", reason)
     if data.root and "root" not in known:
         raise Bad("data.root", f"dataset {data.name} has no root, expected nothing, got {data.root!r}")
     if not data.root and "root" in known and source.options["root"].default is inspect.Parameter.empty:
@@ -396,8 +396,8 @@ def _known_fields(name: str, cls: Any, values: Mapping[str, Any]) -> None:
     fields = [f.name for f in dataclasses.fields(cls)]
     for key in values:
         if key not in fields:
-            told = f"unknown key, expected one of {', '.join(fields)}{nearest(key, fields)}"
-            raise Bad(f"augment.sample.{key}", told)
+            reason = f"unknown key, expected one of {', '.join(fields)}{nearest(key, fields)}"
+            raise Bad(f"augment.sample.{key}", reason)
     try:
         cls(**_tuples(values))
     except (TypeError, ValueError) as error:

@@ -70,8 +70,8 @@ def parse(
         header = next(lines, None)
         least = [name for name in columns if name not in optional]
         if header is None or (columns and header not in (list(columns), least)) or len(set(header)) < len(header):
-            told = f"the columns {','.join(columns)}" if columns else "a header of different columns"
-            raise CheckpointError(f"{path}: expected {told}")
+            message = f"the columns {','.join(columns)}" if columns else "a header of different columns"
+            raise CheckpointError(f"{path}: expected {message}")
         for name in needed:
             if name not in header:
                 raise CheckpointError(f"{path}: expected a column {name}, got {','.join(header)}")

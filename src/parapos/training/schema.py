@@ -104,8 +104,8 @@ class Data:
 
     def __post_init__(self) -> None:
         _known("name", self.name, list(DATASETS))
-        told = f"up to {MOST_PIXELS} pixels"
-        _need("size", all(0 <= side <= MOST_PIXELS for side in self.sides), told, self.size)
+        reason = f"up to {MOST_PIXELS} pixels"
+        _need("size", all(0 <= side <= MOST_PIXELS for side in self.sides), reason, self.size)
         _need("eval_batch", 1 <= self.eval_batch <= MOST_BATCH, f"from 1 to {MOST_BATCH}", self.eval_batch)
         _need("workers", 0 <= self.workers <= MOST, f"from 0 to {MOST}", self.workers)
         _need("root", _is_utf8(self.root), "a path in UTF-8, as the recipe of a run is", self.root)
