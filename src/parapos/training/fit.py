@@ -33,7 +33,7 @@ from . import checkpoint, recipe, state
 from .callbacks import Display, Engine, Recorder, Stopped
 from .loading import Loader, count_skipped
 from .lock import FolderLock
-from .machine import as_possible, make_trainer, own_signals, quiet, plain_errors
+from .machine import as_possible, make_trainer, own_signals, plain_errors, quiet
 from .machine import is_first as is_first  # for callers of this module
 from .module import Progress, TrainingModule
 from .recipe import Recipe, RecipeError

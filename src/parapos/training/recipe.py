@@ -11,12 +11,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import tomllib
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import tomli_w
 import torch
@@ -28,7 +27,7 @@ from ..encodings import ENCODINGS
 from ..models import MODELS
 from ..tasks import TASKS, Task, create_task, task_class, task_options
 from ..text import nearest
-from .schema import Augment, Bad, Data, Model, Optim, Run, TaskChoice
+from .schema import Augment, Bad, Data, Model, Optim, Run, TaskChoice, make_section, typed
 
 
 class RecipeError(ValueError):
@@ -151,7 +150,7 @@ def make(values: Mapping[str, Any], name: str, origins: Mapping[str, str] | None
         if key in values and not isinstance(values[key], dict):
             raise refused(key, f"expected a section [{key}], got {values[key]!r}")
         try:
-            made[key] = _make_section(kind, values.get(key, {})) if key in SECTIONS else made[key]
+            made[key] = make_section(kind, values.get(key, {})) if key in SECTIONS else made[key]
         except Bad as bad:
             raise refused(f"{key}.{bad.key}", bad.message) from None
     recipe = Recipe(**made)
@@ -245,47 +244,6 @@ def _change(values: dict[str, Any], key: str, text: str, path: Path) -> None:
     if not isinstance(table, dict):
         raise RecipeError(f"{path.name}: {key}: {'.'.join([section, *inner[:-1]])} is not a table")
     table[inner[-1]] = value
-
-
-def _make_section(cls: type, values: dict[str, Any]) -> Any:
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    kinds = get_type_hints(cls)
-    for key in values:
-        if key not in fields:
-            raise Bad(key, f"unknown key, expected one of {', '.join(fields)}{nearest(key, list(fields))}")
-    for key, spec in fields.items():
-        needed = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
-        if needed and key not in values:
-            raise Bad(key, f"missing, expected {_told(kinds[key])}")
-    return cls(**{key: _typed(key, value, kinds[key]) for key, value in values.items()})
-
-
-def _typed(key: str, value: Any, kind: Any) -> Any:
-    if isinstance(kind, types.UnionType):
-        kind = next(
-            (k for k in get_args(kind) if (get_origin(k) is tuple) == isinstance(value, list)), get_args(kind)[0]
-        )
-    if get_origin(kind) is dict and isinstance(value, dict):
-        return value
-    if get_origin(kind) is tuple and isinstance(value, list | tuple) and len(value) == len(get_args(kind)):
-        return tuple(_typed(key, v, k) for v, k in zip(value, get_args(kind), strict=True))
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is float and isinstance(value, float) and not abs(value) < float("inf"):
-        raise Bad(key, f"expected a finite number, got {value!r}")
-    if type(value) is not kind:
-        raise Bad(key, f"expected {_told(kind)}, got {value!r}")
-    return value
-
-
-def _told(kind: Any) -> str:
-    if isinstance(kind, types.UnionType):
-        return " or ".join(map(_told, get_args(kind)))
-    if get_origin(kind) is tuple:
-        return f"a list of {len(get_args(kind))} numbers"
-    if get_origin(kind) is dict:
-        return "a table"
-    return {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]
 
 
 def _as_judged(dataset: Any) -> Any:
@@ -387,7 +345,7 @@ def _check_options(model: Model) -> None:
         if type(None) in get_args(kind) and len(get_args(kind)) == 2:
             kind = get_args(kind)[0]
         if kind in (int, float, str, bool):
-            _typed(f"model.options.{key}", value, kind)
+            typed(f"model.options.{key}", value, kind)
 
 
 def _known_fields(name: str, cls: Any, values: Mapping[str, Any]) -> None:
