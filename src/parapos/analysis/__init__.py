@@ -76,6 +76,7 @@ def run(
     wanted = fit.load_run(folder)
     changes = {"root": root} if root else {}
     dataset = wanted.judged(split, **changes)
+    task = wanted.make_task(dataset)
     if image is None and not 0 <= index < len(dataset):
         raise ReportError(f"index must be from 0 to {len(dataset) - 1}, got {index}")
     what = image.name if image else f"sample {index} of {wanted.data.name} {split}"
@@ -94,7 +95,7 @@ def run(
     make(layer=layer or 1, head=head or 1, query=query)  # tells a mistake before the work begins
     checkpoint.check_writable(out)
     samples = samples or (IMAGES if isinstance(model, ViT) else STREAMS)
-    found = score_heads(model, dataset, samples, tau=tau, scaled=scaled, tell=tell)
+    found = score_heads(model, dataset, samples, collate=task.collate, tau=tau, scaled=scaled, tell=tell)
     name = label(about["encoding"])
     paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]
     plot.heads(paths[0], found.z, found.bounded, title=f"{name}, {found.samples} samples of {wanted.data.name}")
