@@ -15,7 +15,7 @@ from parapos.attention import attend
 from parapos.blocks import Encoder
 from parapos.cli import main
 from parapos.experiments.store import ReportError
-from parapos.training import fit
+from parapos.training import checkpoint, fit
 
 from ..run_folders import make_run
 
@@ -306,3 +306,11 @@ def test_command(tmp_path, capsys):
         err = capsys.readouterr().err
         assert message in err
         assert err.splitlines()[-1].startswith("parapos analyze")
+
+
+@pytest.mark.parametrize("encoding", ["pape", "pape_ri"])
+def test_weights_alone_of_both_encodings_are_loaded(encoding, tmp_path):
+    net = parapos.create_model("vit_nano_patch4", encoding=encoding, num_classes=3, depth=1)
+    about = {"model": "vit_nano_patch4", "encoding": encoding, "options": {"depth": 1}, "classes": 3}
+    checkpoint.export(tmp_path / "weights.safetensors", net.state_dict(), **about)
+    assert analysis.load(tmp_path / "weights.safetensors")[1]["encoding"] == encoding
