@@ -42,12 +42,13 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def registries():
     """What a test registers is forgotten after it."""
+    from parapos.attention import KERNELS
     from parapos.data import DATASETS
     from parapos.encodings.looks import LOOKS
     from parapos.models import MODELS
     from parapos.tasks import TASKS
 
-    known = (ENCODINGS, LOOKS, MODELS, DATASETS, TASKS)
+    known = (ENCODINGS, LOOKS, MODELS, DATASETS, TASKS, KERNELS)
     before = [dict(registry) for registry in known]
     yield
     for registry, entries in zip(known, before, strict=True):

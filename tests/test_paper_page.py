@@ -41,10 +41,18 @@ def test_dry_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         ("imagenet", {"model.name": "vit_official_small_patch16"}),
         ("imagenet", {"data.options.normalize": "true"}),
         ("imagenet", {"model.encoding": "pape_ri", "model.options.learn_wp": "true"}),
+        (
+            "imagenet",
+            {"model.encoding": "rope_mixed", "model.options.param": "frequency", "model.options.init": "rotated"},
+        ),
+        ("imagenet", {"model.encoding": "rope_mixed", "model.options.param": "frequency"}),
+        ("imagenet", {"model.encoding": "polynomial", "model.options.key_dependent": "true"}),
+        ("imagenet", {"run.precision": "bf16-mixed"}),
         ("ucf101", {"data.options.spacing": "gaps"}),
+        ("ucf101", {"data.options.pixel_scale": "unit"}),
     ],
 )
-def test_the_other_thing_is_an_option(name: str, change: dict[str, str]) -> None:
+def test_alternatives_are_options(name: str, change: dict[str, str]) -> None:
     key, value = list(change.items())[-1]
     assert f"--{key} {value if key != 'data.options.split_seed' else 'N'}" in PAGE
     assert recipe.load(name, change) != recipe.load(name)

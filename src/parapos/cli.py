@@ -83,6 +83,23 @@ def _unalias(argv: list[str]) -> None:
                 raise UserError(f"parapos train: expected {name} or {ALIASES[name]} once")
 
 
+def _load_plugins(argv: list[str]) -> None:
+    """Takes every `--plugin MODULE` out of a command line, wherever it stands, and loads the modules. Other options may
+    then name what they register."""
+    plugins.given.clear()
+    while places := [i for i, word in enumerate(argv) if word.partition("=")[0] == "--plugin"]:
+        _, equals, value = argv.pop(places[0]).partition("=")
+        if not equals:
+            value = argv.pop(places[0]) if places[0] < len(argv) else ""
+        if not value:
+            raise UserError("parapos: --plugin: expected the name of a module")
+        plugins.given.append(value)
+    try:
+        plugins.load(plugins.given)
+    except plugins.PluginError as error:
+        raise UserError(f"parapos: --plugin: {error}") from None
+
+
 def _changes(argv: list[str]) -> dict[str, str]:
     """Takes `--section.key value` and `--section.key=value` out of a command line. The last for a key counts."""
     changes: dict[str, str] = {}
@@ -165,9 +182,14 @@ def parser() -> argparse.ArgumentParser:
 
     top = Parser(prog="parapos", description="Position encodings for vision transformers.")
     top.add_argument("--version", action="version", version=f"parapos {__version__}")
+    top.add_argument(  # read before all else; here for the help
+        "--plugin", metavar="MODULE", help="import a module that registers encodings, models, datasets or tasks"
+    )
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
-    doctor = command(commands, "doctor", "What this machine has, and which kernels run on it.", "parapos doctor")
+    doctor = command(
+        commands, "doctor", "Report what this machine supports: devices, packages, kernels.", "parapos doctor"
+    )
     doctor.set_defaults(run=_doctor)
     checks = doctor.add_subparsers(metavar="CHECK")
     check = command(
@@ -254,7 +276,7 @@ def parser() -> argparse.ArgumentParser:
     bench = command(
         benchmarks,
         "profile",
-        "Where the time that an encoding adds to a model goes, beside the floor that its GFLOP set.",
+        "Where the time goes that an encoding adds to a model, next to the lower bound from its GFLOP.",
         "parapos bench profile --encoding pape --parabolas 50 --rounds 20",
     )
     bench.add_argument("--model", choices=bench_model.MODELS, default="vit_base_patch16", help="vision transformer")
@@ -274,19 +296,19 @@ def parser() -> argparse.ArgumentParser:
     train = command(
         commands,
         "train",
-        "Train a recipe, or go on with the run that its folder holds. Any value may be given as --section.key VALUE; "
+        "Train a recipe, or resume the run in its folder. Any value may be given as --section.key VALUE; "
         "--devices, --strategy and --num-nodes are short for --run.devices, --run.strategy and --run.nodes.",
         "parapos train digits --out runs/digits --model.encoding rope",
     )
     train.add_argument("recipe", metavar="RECIPE", help="name of a recipe, a .toml file, or the folder of a run")
     train.add_argument("--out", type=Path, metavar="RUN", help="folder of the run; without it, runs/RECIPE-ENCODING")
-    train.add_argument("--resume", action="store_true", help="refuse to begin a new run")
+    train.add_argument("--resume", action="store_true", help="refuse to start a new run")
     train.set_defaults(run=_train)
 
     judge = command(
         commands,
         "eval",
-        "Evaluate the weights of a run; the folder has all that is needed.",
+        "Evaluate the weights of a run. Needs nothing but its folder and the data.",
         "parapos eval runs/digits --size 64 --position-scale interpolate",
     )
     judge.add_argument("folder", type=Path, metavar="RUN", help="folder of the run")
@@ -302,9 +324,9 @@ def parser() -> argparse.ArgumentParser:
         "--relabel",
         default="",
         metavar="HOW",
-        help="for data with other classes: order (the numbers agree), names (the names do), or a TOML file of pairs",
+        help="for data with other classes: order (same numbers), names (match by name), or a TOML file of pairs",
     )
-    judge.add_argument("--predictions", type=Path, metavar="DIR", help="also writes what the model answered")
+    judge.add_argument("--predictions", type=Path, metavar="DIR", help="also write the predictions")
     judge.set_defaults(run=_eval)
     experiments.add(commands)
     figures.add(commands)
@@ -327,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = list(sys.argv[1:] if argv is None else argv)
         if words[:1] == ["train"]:
             _unalias(words)
-        plugins.load_installed()
+        _load_plugins(words)
         changes = _changes(words) if words[:1] in (["train"], ["table"], ["sweep"]) else {}
         args = parser().parse_args(words)
         args.changes = changes

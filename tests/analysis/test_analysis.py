@@ -8,12 +8,14 @@ import torch
 
 import parapos
 from parapos import analysis
-from parapos.analysis import Heads, Parts
+from parapos.analysis import maps as analysis_maps
 from parapos.analysis import scores as analysis_scores
+from parapos.analysis.scores import Heads, Parts
 from parapos.attention import attend
 from parapos.blocks import Encoder
 from parapos.cli import main
-from parapos.training import fit
+from parapos.experiments.store import ReportError
+from parapos.training import checkpoint, fit
 
 from ..run_folders import make_run
 
@@ -84,11 +86,12 @@ def test_parts_make_the_attention(encoding, pool, monkeypatch):
         return out
 
     monkeypatch.setattr("parapos.blocks.attend", spy)
-    with analysis.watch(net) as found:
+    with analysis_scores.watch(net) as found:
         net(images)
         net(images)  # a second pass begins anew
     assert len(found) == 2
-    for part, weights in zip(found, seen[2:], strict=True):
+    for layer, weights in zip(found, seen[2:], strict=True):
+        part = layer.parts()
         torch.testing.assert_close(part.attention, weights, rtol=1e-10, atol=1e-12)
         assert (part.position.diagonal(dim1=-2, dim2=-1) == 0).all()  # P_ii = 1
         assert (part.distance <= 0).all()
@@ -108,22 +111,23 @@ def test_padding_is_neither_query_nor_key(monkeypatch):
         return out
 
     monkeypatch.setattr("parapos.blocks.attend", spy)
-    with analysis.watch(net) as found:
+    with analysis_scores.watch(net) as found:
         net(tokens, length)
     for layer, weights in zip(found, seen, strict=True):
+        attention = layer.parts().attention
         for sample, count in enumerate(length):
             real = (sample, slice(None), slice(count))
-            torch.testing.assert_close(layer.attention[real], weights[real], rtol=1e-10, atol=1e-12)
-            assert (layer.attention[sample, :, count:] == 0).all()
-            assert (layer.attention[sample, :, :, count:] == 0).all()
+            torch.testing.assert_close(attention[real], weights[real], rtol=1e-10, atol=1e-12)
+            assert (attention[sample, :, count:] == 0).all()
+            assert (attention[sample, :, :, count:] == 0).all()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
 @pytest.mark.parametrize("tau", [0.8, None])
 def test_padding_does_not_change_the_score(tau):
     net, data = Sequences().double().eval(), Ragged([3, 7, 1, 5])
-    alone = analysis.score_heads(net, data, 4, batch=1, tau=tau)
-    together = analysis.score_heads(net, data, 4, batch=4, tau=tau)
+    alone = analysis_scores.score_heads(net, data, 4, batch=1, tau=tau)
+    together = analysis_scores.score_heads(net, data, 4, batch=4, tau=tau)
     torch.testing.assert_close(together.z, alone.z, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(together.bounded, alone.bounded, rtol=1e-9, atol=1e-12)
     assert torch.equal(together.pairs, alone.pairs)
@@ -134,22 +138,22 @@ def test_padding_does_not_change_the_score(tau):
 
 def test_scores_in_blocks_are_the_same(monkeypatch):
     net, data = Sequences().double().eval(), Ragged([9, 7])
-    whole = analysis.score_heads(net, data, 2, batch=2)
+    whole = analysis_scores.score_heads(net, data, 2, batch=2)
     formed = []
     monkeypatch.setattr(analysis_scores, "BLOCK", 2 * 9 * 4)  # four queries
     inner = analysis_scores.Layer.parts
     monkeypatch.setattr(
         analysis_scores.Layer, "parts", lambda self, *some: formed.append(inner(self, *some)) or formed[-1]
     )
-    pieces = analysis.score_heads(net, data, 2, batch=2)
+    pieces = analysis_scores.score_heads(net, data, 2, batch=2)
     assert [part.semantics.shape for part in formed] == 2 * 2 * [(1, 2, 4, 9), (1, 2, 4, 9), (1, 2, 1, 9)]
     torch.testing.assert_close(pieces.z, whole.z, rtol=1e-12, atol=1e-14)
     assert torch.equal(pieces.pairs, whole.pairs)
 
 
 def test_no_token_no_score():
-    with pytest.raises(analysis.ReportError, match="none of the 2 samples has a token"):
-        analysis.score_heads(Sequences().double().eval(), Ragged([0, 0]), 2)
+    with pytest.raises(ReportError, match="none of the 2 samples has a token"):
+        analysis_scores.score_heads(Sequences().double().eval(), Ragged([0, 0]), 2)
 
 
 def test_z_by_the_definition():
@@ -181,15 +185,15 @@ def test_z_by_the_definition():
 def test_selection_is_the_smallest_that_suffices():
     a = torch.rand(50, 9, dtype=torch.float64).pow(3)
     a = a / a.sum(-1, keepdim=True)
-    chosen = analysis.selected(a, 0.8)
+    chosen = analysis_scores.selected(a, 0.8)
     mass = (a * chosen).sum(-1)
     least = a.masked_fill(~chosen, torch.inf).amin(-1)
     assert (mass >= 0.8 - 1e-9).all()
     assert (mass - least < 0.8).all()
     assert (least >= a.masked_fill(chosen, -torch.inf).amax(-1)).all()
     ties = torch.full((1, 5), 0.2, dtype=torch.float64)
-    assert analysis.selected(ties, 0.8).tolist() == [[True, True, True, True, False]]
-    assert analysis.selected(torch.tensor([[0.0, 1.0, 0.0]]), 1e-3).tolist() == [[False, True, False]]
+    assert analysis_scores.selected(ties, 0.8).tolist() == [[True, True, True, True, False]]
+    assert analysis_scores.selected(torch.tensor([[0.0, 1.0, 0.0]]), 1e-3).tolist() == [[False, True, False]]
 
 
 def test_order_and_batches_do_not_matter():
@@ -226,20 +230,20 @@ def test_a_constant_of_the_query_changes_z_but_not_attention():
 
 def test_scaling_may_be_left_out():
     net, images = model(), torch.rand(1, 3, 16, 16)
-    with analysis.watch(net) as scaled:
+    with analysis_scores.watch(net) as scaled:
         net(images)
-    with analysis.watch(net, scaled=False) as raw:
+    with analysis_scores.watch(net, scaled=False) as raw:
         net(images)
-    torch.testing.assert_close(raw[0].distance, scaled[0].distance * 8**0.5)
-    torch.testing.assert_close(raw[0].semantics, scaled[0].semantics * 8**0.5)
+    torch.testing.assert_close(raw[0].parts().distance, scaled[0].parts().distance * 8**0.5)
+    torch.testing.assert_close(raw[0].parts().semantics, scaled[0].parts().semantics * 8**0.5)
 
 
 def test_maps_leave_out_the_class_token():
     net, image = model(pool="cls"), torch.rand(3, 16, 24)
-    maps = analysis.make_maps(net, image, layer=2, head=3, query=(2, 5))
-    with analysis.watch(net) as found:
+    maps = analysis_maps.make_maps(net, image, layer=2, head=3, query=(2, 5))
+    with analysis_scores.watch(net) as found:
         net(image[None])
-    row = found[1].distance[0, 2, 1 + 1 * 6 + 4]  # after the class token, row 2, column 5 of 4 x 6
+    row = found[1].parts().distance[0, 2, 1 + 1 * 6 + 4]  # after the class token, row 2, column 5 of 4 x 6
     assert torch.equal(maps.distance.flatten(), row[1:])
     assert maps.distance.shape == (4, 6)
     assert maps.distance[maps.query] == 0
@@ -288,7 +292,7 @@ def test_command(tmp_path, capsys):
 
     make_run(tmp_path / "rope", "rope")
     for words, message in (
-        (f"{tmp_path}/rope", "expected a model with pape or pape_ri, whose scores"),
+        (f"{tmp_path}/rope", "expected a model with pape, pape_ri or a subclass, whose scores"),
         (f"{run} --layer 3 --images 1", "layer must be from 1 to 2, got 3"),
         (f"{run} --head 5 --images 1", "head must be from 1 to 4, got 5"),
         (f"{run} --query 5,1 --images 1", "row of the query must be from 1 to 4 at this size, got 5"),
@@ -302,3 +306,11 @@ def test_command(tmp_path, capsys):
         err = capsys.readouterr().err
         assert message in err
         assert err.splitlines()[-1].startswith("parapos analyze")
+
+
+@pytest.mark.parametrize("encoding", ["pape", "pape_ri"])
+def test_weights_alone_of_both_encodings_are_loaded(encoding, tmp_path):
+    net = parapos.create_model("vit_nano_patch4", encoding=encoding, num_classes=3, depth=1)
+    about = {"model": "vit_nano_patch4", "encoding": encoding, "options": {"depth": 1}, "classes": 3}
+    checkpoint.export(tmp_path / "weights.safetensors", net.state_dict(), **about)
+    assert analysis.load(tmp_path / "weights.safetensors")[1]["encoding"] == encoding

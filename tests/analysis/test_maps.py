@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import parapos
-from parapos import analysis
 from parapos.analysis import maps as analysis_maps
 from parapos.analysis import plot as analysis_plot
+from parapos.analysis import scores as analysis_scores
 from parapos.cli import main
 from parapos.experiments.sweep import ReportError
 
@@ -43,22 +43,22 @@ def events(model):
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_video_strip(pool):
     model, video = video_model(pool=pool), torch.rand(3, 8, 8, 12) * 255
-    strip = analysis.make_video_strip(model, video, 3, layer=2, head=1, query=(3, 2, 1), levels=(0.0, 255.0))
-    with analysis.watch(model) as found:
+    strip = analysis_maps.make_video_strip(model, video, 3, layer=2, head=1, query=(3, 2, 1), levels=(0.0, 255.0))
+    with analysis_scores.watch(model) as found:
         model(video[None], torch.tensor([3]))
     first = int(pool == "cls")
     at = first + (2 * 2 + 1) * 3 + 0  # of 3 x 2 x 3 real tokens, in the order tubelet, row, column
     for part in PARTS:
-        row = getattr(found[1], part)[0, 0, at]
+        row = getattr(found[1].parts(), part)[0, 0, at]
         assert torch.equal(getattr(strip, part), row[first : first + 18].view(3, 2, 3))
     assert strip.query == (2, 1, 0)
     assert strip.distance[strip.query] == strip.direction[strip.query] == 0
     assert (strip.distance.flatten() < 0).sum() == 17
-    assert strip.told == "tubelet 3, row 2, column 1"
+    assert strip.query_name == "tubelet 3, row 2, column 1"
     assert strip.names == ("tubelet 1", "tubelet 2", "tubelet 3")
     torch.testing.assert_close(strip.pictures[1], video[:, 2] / 255)
     torch.testing.assert_close(strip.shares, strip.attention.sum((1, 2)))
-    on_class = float(found[1].attention[0, 0, at, 0]) if first else 0.0
+    on_class = float(found[1].parts().attention[0, 0, at, 0]) if first else 0.0
     assert float(strip.shares.sum()) + on_class == pytest.approx(1)
 
 
@@ -66,7 +66,7 @@ def test_video_does_not_see_padding():
     model, video = video_model(), torch.rand(3, 8, 8, 12)
     other = video.clone()
     other[:, 4:] = torch.nan
-    strips = [analysis.make_video_strip(model, v, 2, layer=2, head=2) for v in (video, other)]
+    strips = [analysis_maps.make_video_strip(model, v, 2, layer=2, head=2) for v in (video, other)]
     assert strips[0].distance.shape == (2, 2, 3)
     for part in ("pictures", "shares", *PARTS):
         assert torch.equal(getattr(strips[0], part), getattr(strips[1], part))
@@ -88,19 +88,19 @@ def test_video_does_not_see_padding():
 def test_video_refuses(change, message):
     options = {"tubelets": 2, "layer": 1, "head": 1, **change}
     with pytest.raises(ReportError, match=message):
-        analysis.make_video_strip(video_model(), torch.rand(3, 8, 8, 12), **options)
+        analysis_maps.make_video_strip(video_model(), torch.rand(3, 8, 8, 12), **options)
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_event_strip(pool):
     model = event_model(pool=pool)
     sample = events(model)
-    strip = analysis.make_event_strip(model, sample, layer=2, head=2, query=(3,), columns=2, grid=(3, 4))
-    with analysis.watch(model) as found:
+    strip = analysis_maps.make_event_strip(model, sample, layer=2, head=2, query=(3,), columns=2, grid=(3, 4))
+    with analysis_scores.watch(model) as found:
         model(*(torch.as_tensor(sample[name])[None] for name in model.inputs))
     first = int(pool == "cls")
     for part in PARTS:
-        row = getattr(found[1], part)[0, 1, first + 2, first:]
+        row = getattr(found[1].parts(), part)[0, 1, first + 2, first:]
         want = torch.full((2, 3, 4), torch.nan, dtype=torch.float64)
         for column, y, x, token in ((0, 0, 0, 2), (0, 2, 3, 1), (1, 2, 3, 3), (1, 1, 1, 4), (1, 0, 0, 5)):
             want[column, y, x] = row[token]
@@ -111,17 +111,17 @@ def test_event_strip(pool):
     assert strip.data["shown"].tolist()[0] == [[2, -1, -1, -1], [-1, -1, -1, -1], [-1, -1, -1, 1]]
     assert strip.data["edges"].tolist() == [0, 5000, 10000]
     assert strip.names == ("0 to 5 ms", "5 to 10 ms")
-    assert strip.told == "token 3 of 6, x 1, y 1, 5 ms"
+    assert strip.query_name == "token 3 of 6, x 1, y 1, 5 ms"
     shares = strip.data["token_attention"].view(2, 3).sum(1)  # also of tokens that newer ones hide
     torch.testing.assert_close(strip.shares, shares)
-    on_class = float(found[1].attention[0, 1, 3, 0]) if first else 0.0
+    on_class = float(found[1].parts().attention[0, 1, 3, 0]) if first else 0.0
     assert float(strip.shares.sum()) + on_class == pytest.approx(1)
 
 
 def test_a_query_that_a_newer_token_hides_is_told():
     model = event_model()
-    strip = analysis.make_event_strip(model, events(model), layer=1, head=1, query=(1,), columns=2)
-    assert strip.told == "token 1 of 6, x 1, y 1, 0 ms; its cell shows a newer token"
+    strip = analysis_maps.make_event_strip(model, events(model), layer=1, head=1, query=(1,), columns=2)
+    assert strip.query_name == "token 1 of 6, x 1, y 1, 0 ms; its cell shows a newer token"
     assert strip.data["token_distance"][0] == 0
     assert strip.distance[strip.query] == strip.data["token_distance"][2] < 0
 
@@ -129,7 +129,7 @@ def test_a_query_that_a_newer_token_hides_is_told():
 def test_events_at_one_time_and_the_least_grid():
     model = event_model()
     sample = {**events(model), "t": torch.full((6,), 70_000.0, dtype=torch.float64)}
-    strip = analysis.make_event_strip(model, sample, layer=1, head=1, columns=3)
+    strip = analysis_maps.make_event_strip(model, sample, layer=1, head=1, columns=3)
     assert strip.distance.shape == (3, 3, 4)
     assert (~strip.distance.isnan()).sum((1, 2)).tolist() == [0, 0, 3]
     assert strip.data["query_token"] == 2  # the middle one
@@ -139,7 +139,7 @@ def test_nearest_token_in_the_models_units():
     """Token 5 is a patch away in x and in y and 3 ms later than the place; token 4 is 1 ms later, but elsewhere."""
     model = event_model(time_scale=1e6)
     find = lambda *query: int(  # noqa: E731
-        analysis.make_event_strip(model, events(model), layer=1, head=1, query=query).data["query_token"]
+        analysis_maps.make_event_strip(model, events(model), layer=1, head=1, query=query).data["query_token"]
     )
     assert find(1, 1, 0) == 0
     assert find(1, 1, 10) == 5
@@ -166,20 +166,20 @@ def test_nearest_token_in_the_models_units():
 def test_events_refuse(query, message):
     model = event_model()
     with pytest.raises(ReportError, match=message):
-        analysis.make_event_strip(model, events(model), layer=1, head=1, query=query, grid=(3, 4))
+        analysis_maps.make_event_strip(model, events(model), layer=1, head=1, query=query, grid=(3, 4))
 
 
 def test_no_token_nothing_looks():
     model = event_model()
     none = {name: value[:0] for name, value in events(model).items() if name in ("codes", "x", "y", "t")}
     with pytest.raises(ReportError, match="has no token"):
-        analysis.make_event_strip(model, none, layer=1, head=1)
+        analysis_maps.make_event_strip(model, none, layer=1, head=1)
 
 
 def test_pictures_have_the_events_of_their_tokens():
     model = event_model()
     sample = events(model)
-    strip = analysis.make_event_strip(model, sample, layer=1, head=1, columns=2, grid=(3, 4))
+    strip = analysis_maps.make_event_strip(model, sample, layer=1, head=1, columns=2, grid=(3, 4))
     want = np.zeros((2, 2, 12, 16), int)
     for token in range(6):
         for code in sample["codes"][token].tolist():
@@ -203,7 +203,7 @@ def test_colours_of_events():
 
 def test_numbers_are_written(tmp_path):
     model = event_model()
-    strip = analysis.make_event_strip(model, events(model), layer=1, head=1, columns=2)
+    strip = analysis_maps.make_event_strip(model, events(model), layer=1, head=1, columns=2)
     analysis_maps.save(tmp_path / "maps.npz", strip)
     arrays = np.load(tmp_path / "maps.npz")
     for part in PARTS:
@@ -219,7 +219,7 @@ def test_numbers_are_written(tmp_path):
 def test_drawing(tmp_path, monkeypatch):
     """One colour scale per row, the query in its column and nowhere else, hatches where there is no token."""
     model, figures = event_model(), []
-    strip = analysis.make_event_strip(model, events(model), layer=1, head=1, query=(4,), columns=2, grid=(3, 4))
+    strip = analysis_maps.make_event_strip(model, events(model), layer=1, head=1, query=(4,), columns=2, grid=(3, 4))
     monkeypatch.setattr(analysis_plot, "save", lambda figure, path: figures.append(figure))
     analysis_plot.draw(tmp_path / "strip.png", strip, title="PaPE, layer 1, head 1")
     figure = figures[0]

@@ -79,7 +79,7 @@ def test_cases_compute_the_same_attention():
     a, b = torch.rand(1, bench.HEADS, n, m), torch.randn(1, bench.HEADS, n, m)
     w_p = torch.rand(bench.HEADS, m, 2) - 0.5
     r = bench.Positions.of(bench.grid_positions(4, 4, cls=True))
-    M, g = bench.forms.collapse(-a, b, w_p)
+    M, g = bench.published.collapse(-a, b, w_p)
     want = bench.CASES["dense bias"](q, k, v, r, M, g)
     for case in ("parapos", "paper form"):
         torch.testing.assert_close(bench.CASES[case](q, k, v, r, M, g), want, atol=2e-4, rtol=0)

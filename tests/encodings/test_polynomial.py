@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from parapos import Polynomial, Quadratic, create_encoding
+from parapos import Polynomial, Quadratic, attend, create_encoding
 
 GRID = list(itertools.product([1, 2, 3, 4], [1, 2, 3], ["univariate", "multivariate"]))
 
@@ -101,3 +101,63 @@ def test_exponents_follow_from_the_width():
 def test_bad_options(options, word):
     with pytest.raises(ValueError, match=word):
         encoding(**{"degree": 2, "p": 2, "kind": "univariate", **options})
+
+
+@pytest.mark.parametrize(("degree", "p", "kind"), GRID)
+def test_key_dependent_coefficients(degree, p, kind):
+    """c_ik h_jk D^(e_k) against the definition, and against the paper's products of separate features."""
+    enc = encoding(degree, p, kind, key_dependent=True).double()
+    torch.nn.init.normal_(enc.w_h, std=0.5)
+    x, r = torch.randn(2, 7, 26, dtype=torch.float64), torch.randn(2, 7, p, dtype=torch.float64)
+    q, k = torch.randn(2, 2, 3, 7, 8, dtype=torch.float64)
+    changed_q, changed_k, (term,) = enc(x, q, k, r)
+    assert changed_q is q
+    assert changed_k is k
+    c, h = torch.einsum("hkd,bnd->bhnk", enc.w_c, x), torch.einsum("hkd,bhnd->bhnk", enc.w_h, k)
+    falling = torch.tensor([degree % 2 == 0 and max(e) == degree for e in enc.exponents])
+    c = torch.where(falling, -F.softplus(c), c)
+    h = torch.where(falling, F.softplus(h) / math.log(2), 1 + h)
+    d = r[:, None] - r[:, :, None]
+    powers = torch.stack([torch.stack([d[..., u] ** n for u, n in enumerate(e)]).prod(0) for e in enc.exponents], -1)
+    want = torch.einsum("bhik,bhjk,bijk->bhij", c, h, powers)
+    torch.testing.assert_close(term.scores(torch.float64), want * 8**-0.5, rtol=1e-11, atol=1e-10)
+    separate = torch.zeros_like(want)
+    for n, e in enumerate(enc.exponents):
+        for part in itertools.product(*(range(power + 1) for power in e)):
+            count = math.prod(math.comb(power, s) for power, s in zip(e, part, strict=True))
+            at = torch.stack([(-r[..., u]) ** (e[u] - s) for u, s in enumerate(part)]).prod(0)
+            to = torch.stack([r[..., u] ** s for u, s in enumerate(part)]).prod(0)
+            separate += count * (c[..., n] * at[:, None])[..., None] * (h[..., n] * to[:, None])[..., None, :]
+    torch.testing.assert_close(separate, want, rtol=1e-9, atol=1e-9)
+
+
+def test_key_dependent_coefficients_start_at_one():
+    plain, keyed = encoding(2, 2, "multivariate"), encoding(2, 2, "multivariate", key_dependent=True)
+    keyed.load_state_dict({**plain.state_dict(), "w_h": keyed.w_h})
+    x, r, (q, k, v) = torch.randn(2, 6, 26), torch.randn(6, 2), torch.randn(3, 2, 3, 6, 8)
+    r[4] = torch.nan  # a token without a position
+    outs = [attend(q, k, v, enc(x, q, k, r)[2], scale=enc.scale) for enc in (plain, keyed)]
+    torch.testing.assert_close(*outs)
+    outs[1].square().sum().backward()
+    assert all(w.grad.isfinite().all() and w.grad.abs().max() > 0 for w in keyed.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_key_dependent_attention_of_other_keys_on_every_kernel(dtype):
+    """Cross-attention, moved far away, forward and backward: the fused kernel is as good as the reference."""
+    enc = encoding(4, 2, "univariate", key_dependent=True)
+    torch.nn.init.normal_(enc.w_h, std=0.3)
+    x, (at, to) = torch.randn(2, 5, 26), (torch.randn(2, 5, 2), torch.randn(2, 9, 2))
+    q, k, v = (torch.randn(2, 3, n, 8, dtype=dtype) for n in (5, 9, 9))
+    far = torch.tensor([512.0, -256.0])
+    found = []
+    for kernel, shift in (("reference", 0.0), ("fused", 0.0), ("reference", far)):
+        enc.zero_grad()
+        terms = enc(x.to(dtype), q, k, (at * 8).round() / 8 + shift, (to * 8).round() / 8 + shift)[2]
+        out = attend(q, k, v, terms, scale=enc.scale, kernel=kernel)
+        assert out.dtype == dtype
+        out.float().square().sum().backward()
+        found.append((out, enc.w_c.grad, enc.w_h.grad))
+    near = {} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(found[1], found[0], **near)
+    assert torch.equal(found[2][0], found[0][0])

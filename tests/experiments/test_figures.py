@@ -67,6 +67,23 @@ def test_recipes_have_the_papers_hyperparameters():
     assert {place for place, (theirs, ours) in compared.items() if not hyperparameters._same(theirs, ours)} == set()
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--only", "a"], "--only"),
+        (["--from-cache"], "--from-cache"),
+        (["--jobs", "2"], "--jobs"),
+        (["--results", "x"], "--results"),
+        (["--tflops", "3"], "--tflops"),
+        (["--root", "x"], "--root"),
+        (["--optim.lr", "1"], "--optim.lr"),
+    ],
+)
+def test_hyperparameters_take_no_other_option(words, option, capsys):
+    assert cli.main(["table", "hyperparameters", *words]) == 2
+    assert f"table hyperparameters: {option} has no effect" in capsys.readouterr().err
+
+
 def test_a_difference_in_hyperparameters_is_shown(monkeypatch, capsys):
     real = recipe.load
     monkeypatch.setattr(recipe, "load", lambda name: real(name, {"optim.lr": "0.5"}))

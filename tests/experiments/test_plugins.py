@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from parapos import cli
+from parapos import cli, list_encodings
+from parapos.bench import measure
 from parapos.data import DATASETS
 from parapos.encodings import ENCODINGS
 from parapos.encodings.looks import LOOKS
@@ -60,6 +61,14 @@ def parapos(*words):
     return cli.main([str(word) for word in words])
 
 
+def forget():
+    """The plug-in, as in a new process."""
+    sys.modules.pop("toy_boxes", None)
+    for registry in (DATASETS, ENCODINGS, LOOKS, MODELS, TASKS):
+        for name in [name for name in registry if name.startswith("toy_")]:
+            del registry[name]
+
+
 def rows_of(path):
     with path.open() as file:
         return list(csv.DictReader(file))
@@ -97,10 +106,7 @@ def test_sweep(tmp_path, capsys):
 def test_sweep_of_weights_alone(tmp_path, capsys):
     run = tmp_path / "run"
     assert parapos("train", SQUARES, "--out", run, "--data.size", 16, *QUICK) == 0
-    del sys.modules["toy_boxes"]  # as in a new process
-    for registry in (DATASETS, ENCODINGS, LOOKS, MODELS, TASKS):
-        for name in [name for name in registry if name.startswith("toy_")]:
-            del registry[name]
+    forget()
     out = tmp_path / "out"
     words = ["--recipe", SQUARES, "--sizes", 24, "--interpolate", "off", "--out", out]
     assert parapos("sweep", run / "weights.safetensors", *words) == 0
@@ -167,3 +173,41 @@ def test_metrics_and_data_that_nobody_has(tmp_path, capsys):
         path.write_text(RAGGED.replace(old, new))
         with pytest.raises(tables.ReportError, match=message):
             tables.resolve(tables.load(path), tmp_path, {})
+
+
+def test_analysis_and_figures_load_the_plugins_of_a_run(tmp_path):
+    run = tmp_path / "run"
+    assert parapos("train", SQUARES, "--out", run, "--data.size", 16, *QUICK) == 0
+    for words in (["analyze", run, "--samples", 2], ["figure", "heads", "--run", run]):
+        forget()
+        assert parapos(*words, "--out", tmp_path / words[0]) == 0
+        assert is_png(tmp_path / words[0] / "heads.png")
+
+
+def test_plugins_by_name_on_the_command_line(tmp_path, capsys):
+    """For commands that have no recipe to name them in: demo, bench, and processes that they start."""
+    words = ["demo", "--quick", "--encodings", "toy_shift", "--out", tmp_path / "demo"]
+    assert parapos(*words) == 2
+    assert "unknown 'toy_shift', expected some of" in capsys.readouterr().err
+    assert parapos("--plugin", "toy_boxes", *words) == 0
+    assert "| shift |" in capsys.readouterr().out
+    assert fit.load_run(tmp_path / "demo" / "runs" / "toy_shift").plugins == ("toy_boxes",)
+    forget()
+    bench = ["bench", "profile", "--encoding", "toy_shift", "--plugin=toy_boxes", "--rounds", 1]
+    assert parapos(*bench, "--model", "vit_nano_patch4", "--size", 16) == 0
+    assert "toy_shift" in capsys.readouterr().out
+    names = measure.apart(list_encodings)
+    assert names is not None
+    assert "toy_shift" in names
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--plugin", "no_such_module", "doctor"], "--plugin: cannot import 'no_such_module': No module named"),
+        (["doctor", "--plugin"], "--plugin: expected the name of a module"),
+    ],
+)
+def test_plugins_that_cannot_be_loaded(words, message, capsys):
+    assert parapos(*words) == 2
+    assert capsys.readouterr().err.startswith(f"parapos: {message}")

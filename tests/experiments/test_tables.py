@@ -10,6 +10,8 @@ from parapos.bench import flops
 from parapos.experiments import cost, tables
 from parapos.training import fit, recipe
 
+from ..marks import full
+
 SIZES = (224, 320, 384, 448, 512, 640, 768, 896, 1024)
 SEVEN = ("sincos", "rope", "rope_mixed", "alibi", "lookhere", "pape", "pape_ri")
 INTERPOLATED = {
@@ -105,7 +107,10 @@ def test_the_other_grids(tmp_path):
         assert matched[f"imagenet_matched-{name}"] == matched["imagenet-pape"]
 
 
-@pytest.mark.parametrize("name", list(tables.shelf()))
+SLOW = ("generality", "parameter-matched")  # many models are built; tests/test_paper_page.py runs them too
+
+
+@pytest.mark.parametrize("name", [full(name) if name in SLOW else name for name in tables.shelf()])
 def test_dry_run_needs_nothing_and_writes_nothing(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["table", name, "--dry-run"]) == 0

@@ -127,7 +127,7 @@ def test_a_column_may_show_another_metric(tmp_path, capsys):
     shown = [cell.split()[0] for cell in line.split("|")[2:-1]]
     assert (shown[0], shown[2]) == (f"{100 * found['top1']:.1f}", f"{100 * found['recall']:.1f}")
     for metric, message in (
-        ("top1_*", "pape, few: expected top1_*, which digits has not"),
+        ("top1_*", "pape, few: expected the metric top1_*, digits does not report it"),
         ("mean_iou", "tiny: columns.few.metric: Classification has no metric 'mean_iou', expected one of loss, top1"),
     ):
         path.write_text(f'{TINY}few = {{ metric = "{metric}", split = "val" }}\n')

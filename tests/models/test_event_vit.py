@@ -14,8 +14,7 @@ from torch import nn
 
 from parapos import create_encoding, create_model
 from parapos.attention import attend, fused
-from parapos.bench import forms
-from parapos.encodings import ENCODINGS
+from parapos.encodings import ENCODINGS, published
 from parapos.models import EventViT
 
 from ..attention.budget import assert_within_budget, fed, make_case
@@ -292,13 +291,13 @@ def test_logits_of_seven_seconds():
         return (logits - truth).abs().max().item()
 
     ours, paper = {}, {}
-    published = forms.paper(*forms.coefficients(encoding, x), encoding.w_p, r.float())
+    columns = published.paper(*published.coefficients(encoding, x), encoding.w_p, r.float())
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         heads = q.to(dtype)
         with fed() as calls, torch.no_grad(), patch.object(fused, "fits", lambda *_: True):
             attend(heads, heads, heads, [term], scale=encoding.scale, kernel="fused")
         ours[dtype] = error(*(torch.cat(x, 1) for x in zip(*calls, strict=True)))  # heads go in parts
-        paper[dtype] = error(*(t.to(dtype) for t in published))
+        paper[dtype] = error(*(t.to(dtype) for t in columns))
     assert ours[torch.float32] < 1e-2
     assert ours[torch.float16] < 1e-2
     assert math.isnan(paper[torch.float16])  # its numbers leave the range of the type

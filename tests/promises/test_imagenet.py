@@ -227,6 +227,7 @@ def test_two_runs_make_a_table(root, tmp_path, monkeypatch, capsys):
     assert "| 0 of 9 " in rope  # interpolated there
 
 
+@pytest.mark.full
 def test_the_efficiency_table_is_measured(tmp_path, capsys, monkeypatch):
     """The table of `parapos bench model`, here of a nano model at a small size."""
     monkeypatch.setattr("parapos.bench.model.PROCESSES", 1)

@@ -72,6 +72,7 @@ def test_prepared_once(data, capsys):
             cli.main(["prepare", name, "--check", "--root", str(data / name)])
 
 
+@pytest.mark.full
 def test_killed_and_gone_on_with(subject, tmp_path, capsys):
     _, train, trained = subject
     folder = tmp_path / "killed"
@@ -124,6 +125,7 @@ def test_analyze(subject, tmp_path):
     assert 0 < seen.sum() <= 1 + 1e-5
 
 
+@pytest.mark.full
 def test_folds_for_real(data, tmp_path, capsys):
     """Two encodings on three folds: six runs; each fold tested on its own list, and a mean with its spread."""
     argv = [

@@ -144,8 +144,8 @@ def test_the_same_classes_need_nothing():
 @pytest.mark.parametrize(
     ("names", "relabel", "message"),
     [
-        (("cat", "dog"), "", "has 2 classes, the model has 3"),
-        (("cat", "dog"), "order", "has 2 classes, the model has 3"),
+        (("cat", "dog"), "", "has 2 classes, expected the model's 3; parapos eval --relabel names"),
+        (("cat", "dog"), "order", "has 2 classes, expected the model's 3; parapos eval --relabel names"),
         (("cat", "owl", "dog"), "", "class 1 is 'owl', the model learned 'dog'; if that is meant, give --relabel"),
         (("cat", "dig"), "names", "class 'dig' was not learned; did you mean 'dog'"),
         (("cat", "dog"), "nowhere.toml", "expected order, names or a TOML file, got 'nowhere.toml'"),

@@ -18,6 +18,7 @@ from parapos.data import DATASETS, FormatError, Source
 from parapos.data.digits import Digits
 from parapos.data.images import image_folder
 from parapos.data.sampling import EvalBatches
+from parapos.models import create_model
 from parapos.tasks.classification import ClassificationEvaluator
 from parapos.training import checkpoint, fit, recipe
 from parapos.training.loading import Loader
@@ -189,15 +190,18 @@ def test_weights_larger_than_the_memory_are_refused(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (MemoryError(), "no memory left; a smaller optim.part, data.eval_batch"),
+        (MemoryError(), "out of memory; a smaller optim.part, data.eval_batch"),
         (
             RuntimeError(
                 "[enforce fail at alloc_cpu.cpp:121]\n. DefaultCPUAllocator: can't allocate memory: "
                 "you tried to allocate 40000000000 bytes. Error code 12"
             ),
-            "no memory for 40000000000 bytes more; a smaller optim.part",
+            "could not allocate 40000000000 bytes; a smaller optim.part",
         ),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"), "no memory for 2.00 GiB"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
+            "could not allocate 2.00 GiB",
+        ),
     ],
 )
 def test_an_allocation_that_fails_is_one_line(error, message, tmp_path, monkeypatch, capsys):
@@ -288,9 +292,10 @@ def test_weights_with_nan_are_refused(straight, tmp_path, capsys):
     assert json.loads(header["parapos"])["outputs"] == {"num_classes": 10}
     assert cli.main(["eval", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert told == f"parapos eval: {path}: classifier.bias holds NaN or infinity; these weights answer nothing\n"
+    assert told == f"parapos eval: {path}: classifier.bias holds NaN or infinity; these weights cannot be used\n"
 
 
+@pytest.mark.full
 def test_one_cycle_resumes_to_the_bit(parapos, tmp_path):
     straight, killed, log = tmp_path / "straight", tmp_path / "killed", tmp_path / "log"
     command = ("train", "digits_smoke", "--optim.schedule", "onecycle", *SMALL, "--out")
@@ -302,3 +307,15 @@ def test_one_cycle_resumes_to_the_bit(parapos, tmp_path):
         assert (killed / name).read_bytes() == (straight / name).read_bytes(), name
     groups = checkpoint.load(straight / "checkpoints/step-000000010.ckpt")["optimizer_states"][0]["param_groups"]
     assert groups[0]["betas"][0] == pytest.approx(0.95)
+
+
+def test_weights_with_nan_in_a_buffer_are_refused(tmp_path):
+    """The w_p of PaPE-RI is drawn once and not learned."""
+    model = create_model("vit_nano_patch4", encoding="pape_ri", num_classes=3, depth=1)
+    weights = model.state_dict()
+    (name,) = (name for name, _ in model.named_buffers() if name.endswith("w_p"))
+    weights[name] = torch.full_like(weights[name], torch.inf)
+    about = {"model": "vit_nano_patch4", "encoding": "pape_ri", "options": {"depth": 1}, "classes": 3}
+    checkpoint.export(tmp_path / "weights.safetensors", weights, **about)
+    with pytest.raises(checkpoint.CheckpointError, match=f"{name} holds NaN or infinity"):
+        checkpoint.load_weights(tmp_path / "weights.safetensors")

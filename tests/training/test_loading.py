@@ -94,7 +94,10 @@ def test_other_numbers_of_classes_and_missing_roots_are_told(root, tmp_path, cap
     capsys.readouterr()
     (root / "train" / "class2").mkdir()
     assert cli.main(["eval", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err == "parapos eval: dataset images: has 3 classes, the model has 2\n"
+    assert capsys.readouterr().err == (
+        "parapos eval: dataset images: has 3 classes, expected the model's 2; "
+        "parapos eval --relabel names, or a TOML file of pairs, says which are the same\n"
+    )
     assert cli.main(["train", "digits_smoke", "--out", str(tmp_path / "digits"), "--optim.epochs", "1"]) == 0
     capsys.readouterr()
     assert cli.main(["eval", str(tmp_path / "digits"), "--data", "imagenet"]) == 2

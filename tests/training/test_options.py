@@ -19,6 +19,7 @@ def losses(folder):
         return [float(row[name]) for row in csv.DictReader(file) for name in ("train_loss", "val_loss") if row[name]]
 
 
+@pytest.mark.full
 def test_half_precision_goes_on_to_the_bit(parapos, straight, tmp_path):
     half, killed, log = tmp_path / "half", tmp_path / "killed", tmp_path / "log"
     command = ("train", "digits_smoke", "--run.precision", "bf16-mixed", "--out")
@@ -34,6 +35,7 @@ def test_half_precision_goes_on_to_the_bit(parapos, straight, tmp_path):
     assert {value.dtype for value in state.values()} == {torch.float32}  # the weights themselves are whole
 
 
+@pytest.mark.full
 def test_a_compiled_model_trains_alike(tmp_path, monkeypatch):
     """With the capture of torch.compile and without its compiler, which takes a minute."""
     compiled, real = [], torch.nn.Module.compile

@@ -128,6 +128,7 @@ def test_sigterm_stops_both_after_a_checkpoint(send, signalled):
     assert not damaged
 
 
+@pytest.mark.full
 def test_one_that_dies_takes_the_other_along(signalled, parapos, tmp_path):
     """No process waits for ever, and the run goes on from its last checkpoint."""
     folder, code, told = signalled(lambda pid: os.kill(second(pid), signal.SIGKILL))

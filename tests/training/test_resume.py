@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_noticed(cut, parapos, straight, tmp_path):
     last.write_bytes(data)
     told = finish(parapos, folder, log)
     assert f"{last}: " in told
-    assert "going back to the one before" in told
+    assert "using the one before it" in told
     same(folder, straight)
 
 

@@ -118,7 +118,7 @@ def test_resume_never_begins_anew(run, capsys):
     assert f"{run}: nothing to resume, it has no checkpoints" in refused(capsys, "train", run, "--resume")
     assert (run / "weights.safetensors").read_bytes() == weights
     assert cli.main(["train", str(run)]) == 0
-    assert f"{run}: has no checkpoints, beginning anew" in capsys.readouterr().err
+    assert f"{run}: has no checkpoints, starting over" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

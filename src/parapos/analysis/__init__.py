@@ -13,44 +13,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..encodings import ENCODINGS
 from ..encodings.looks import label
-from ..experiments.store import ReportError, check_writable
+from ..encodings.parabolic import PaPE, PaPERI
+from ..experiments.store import ReportError
 from ..models import EventViT, ViT, ViViT
 from ..training import checkpoint, fit
 from . import plot
 from .maps import COLUMNS, Maps, Strip, make_event_strip, make_maps, make_video_strip, save
-from .scores import ENCODINGS, TAU, Heads, Layer, Parts, score_heads, selected, watch
-
-__all__ = [
-    "ENCODINGS",
-    "TAU",
-    "Heads",
-    "Layer",
-    "Parts",
-    "ReportError",
-    "Strip",
-    "choose",
-    "load",
-    "look_inside",
-    "make_event_strip",
-    "make_maps",
-    "make_video_strip",
-    "read",
-    "run",
-    "score_heads",
-    "selected",
-    "watch",
-]
+from .scores import TAU, score_heads
+from .scores import Heads as Heads  # for callers of this package
+from .scores import watch as watch
 
 IMAGES, STREAMS = 1000, 100  # to score heads on: images, and videos or event streams
 
 
 def load(run: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model of a run or of a weights file, if it has parts to look at."""
+    """The model of a run or of a weights file, if its encoding adds one quadratic term to the scores. The plug-ins of a
+    run are loaded first."""
+    if run.is_dir():
+        fit.load_run(run)
     model, about = checkpoint.load_weights(run / "weights.safetensors" if run.is_dir() else run)
-    if about["encoding"] not in ENCODINGS:
-        told = f"expected a model with {' or '.join(ENCODINGS)}, whose scores have a positional part per pair"
-        raise ReportError(f"{run}: {told}, got {about['encoding']}")
+    if not issubclass(ENCODINGS[about["encoding"]], (PaPE, PaPERI)):
+        message = "expected a model with pape, pape_ri or a subclass, whose scores have a positional part per pair"
+        raise ReportError(f"{run}: {message}, got {about['encoding']}")
     return model, about
 
 
@@ -90,6 +76,7 @@ def run(
     wanted = fit.load_run(folder)
     changes = {"root": root} if root else {}
     dataset = wanted.judged(split, **changes)
+    task = wanted.make_task(dataset)
     if image is None and not 0 <= index < len(dataset):
         raise ReportError(f"index must be from 0 to {len(dataset) - 1}, got {index}")
     what = image.name if image else f"sample {index} of {wanted.data.name} {split}"
@@ -106,14 +93,14 @@ def run(
         picture = read(image, size, wanted.data.options) if image else shown[index]["image"]
         make = partial(make_maps, model, picture, name=f"{size} px")
     make(layer=layer or 1, head=head or 1, query=query)  # tells a mistake before the work begins
-    check_writable(out)
+    checkpoint.check_writable(out)
     samples = samples or (IMAGES if isinstance(model, ViT) else STREAMS)
-    found = score_heads(model, dataset, samples, tau=tau, scaled=scaled, tell=tell)
+    found = score_heads(model, dataset, samples, collate=task.collate, tau=tau, scaled=scaled, tell=tell)
     name = label(about["encoding"])
     paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]
     plot.heads(paths[0], found.z, found.bounded, title=f"{name}, {found.samples} samples of {wanted.data.name}")
-    told = found.as_json(run=folder.name, split=split, size=wanted.data.size or None, tau=tau, scaled=scaled)
-    checkpoint.write(paths[1], f"{told}\n".encode())
+    message = found.as_json(run=folder.name, split=split, size=wanted.data.size or None, tau=tau, scaled=scaled)
+    checkpoint.write(paths[1], f"{message}\n".encode())
     layer, head = choose(found.bounded, layer, head)
     maps, title = make(layer=layer, head=head, query=query), f"{name}, layer {layer}, head {head}, {what}"
     if isinstance(maps, Strip):
@@ -155,8 +142,8 @@ def _levels(dataset: Any) -> tuple[Tensor, Tensor]:
 
 def _grid(dataset: Any) -> tuple[int, int] | None:
     """Rows and columns of the patches of a dataset's sensor, or None if it does not tell."""
-    told = getattr(dataset, "tokenizing", None)
-    return told and (-(-told.height // told.patch), -(-told.width // told.patch))
+    message = getattr(dataset, "tokenizing", None)
+    return message and (-(-message.height // message.patch), -(-message.width // message.patch))
 
 
 def choose(bounded: Tensor, layer: int | None, head: int | None) -> tuple[int, int]:

@@ -51,7 +51,7 @@ class Strip:
     pictures: Tensor  # (C, 3, H, W) in [0, 1]
     kind: str  # what the pictures are
     query: tuple[int, int, int]
-    told: str  # what the query is, in words
+    query_name: str  # the query in words
     distance: Tensor
     direction: Tensor
     semantics: Tensor
@@ -73,8 +73,8 @@ def make_maps(
     middle if not given."""
     patch = getattr(model, "patch", 1)
     if image.shape[1] % patch or image.shape[2] % patch:
-        told = f"{image.shape[1]} x {image.shape[2]}"
-        raise ReportError(f"sides of the image must be multiples of the model's patch size {patch}, got {told}")
+        message = f"{image.shape[1]} x {image.shape[2]}"
+        raise ReportError(f"sides of the image must be multiples of the model's patch size {patch}, got {message}")
     rows, cols = image.shape[1] // patch, image.shape[2] // patch
     row, col = _place(query, {"row": rows, "column": cols})
     found = _look(model, [image[None]], rows * cols, row * cols + col, layer, head)
@@ -98,8 +98,8 @@ def make_video_strip(
     _, frames, height, width = video.shape
     columns, rows, cols = frames // depth, height // patch, width // patch
     if not 1 <= tubelets <= columns:
-        told = "has no complete tubelet, so nothing looks" if not tubelets else f"has no {tubelets} tubelets"
-        raise ReportError(f"the video of {frames} frames {told}")
+        message = "has no complete tubelet, so nothing looks" if not tubelets else f"has no {tubelets} tubelets"
+        raise ReportError(f"the video of {frames} frames {message}")
     step, row, col = _place(query, {"tubelet": tubelets, "row": rows, "column": cols})
     at = (step * rows + row) * cols + col
     found = _look(model, [video[None], torch.tensor([tubelets])], columns * rows * cols, at, layer, head)
@@ -110,7 +110,7 @@ def make_video_strip(
         pictures=((video[:, : tubelets * depth : depth] - dark) / (bright - dark)).clamp(0, 1).transpose(0, 1),
         kind="first frame",
         query=(step, row, col),
-        told=f"tubelet {step + 1}, row {row + 1}, column {col + 1}",
+        query_name=f"tubelet {step + 1}, row {row + 1}, column {col + 1}",
         shares=grids["attention"].sum((1, 2)),
         **grids,
     )
@@ -146,14 +146,14 @@ def make_event_strip(
     shown.view(-1).scatter_reduce_(0, (column * rows + y) * cols + x, torch.arange(count), "amax")  # the newest
     counts = event_counts(model, sample["codes"], x, y, column, (columns, rows, cols))
     place = (int(column[at]), int(y[at]), int(x[at]))
-    told = f"token {at + 1} of {count}, x {place[2] + 1}, y {place[1] + 1}, {float(t[at]) / 1e3:.0f} ms"
+    message = f"token {at + 1} of {count}, x {place[2] + 1}, y {place[1] + 1}, {float(t[at]) / 1e3:.0f} ms"
     tokens = {"x": x, "y": y, "t": t, **found}
     return Strip(
         names=tuple(f"{a:.0f} to {b:.0f} ms" for a, b in pairwise((edges / 1e3).tolist())),
         pictures=paint(counts),
         kind="events\nred ON, blue OFF",
         query=place,
-        told=told if shown[place] == at else f"{told}; its cell shows a newer token",
+        query_name=message if shown[place] == at else f"{message}; its cell shows a newer token",
         shares=torch.zeros(columns, dtype=torch.float64).index_add_(0, column, found["attention"]),
         data={
             "events": counts,

@@ -17,6 +17,7 @@ from ..experiments.plots import load_pyplot, save
 from .maps import Maps, Strip
 
 MARK = "#D55E00"  # of the query
+RING: dict[str, Any] = dict(markersize=6, markerfacecolor="none", markeredgecolor=MARK, markeredgewidth=1.7)
 LEFT, RIGHT, TOP, BOTTOM = 1.1, 0.75, 0.76, 0.44  # inches around the cells
 GAP, BAR = 0.07, 0.11  # inches between cells, and of a colour bar's width
 WIDTH, SIDES = 9.5, (1.0, 1.9)  # inches for all cells of a row, and of a cell's longer side, least and most
@@ -65,8 +66,7 @@ def draw(path: Path, strip: Strip, *, title: str) -> None:
             axis.add_patch(pyplot.Rectangle((-0.5, -0.5), cols, rows, **empty))
             drawn = axis.imshow(values[column].numpy(), cmap=colours, norm=scale, zorder=1)
             if column == when:
-                ring = dict(markersize=6.5, markerfacecolor="none", markeredgecolor=MARK, markeredgewidth=1.8)
-                axis.plot(col, row, "o", zorder=2, **ring)
+                axis.plot(col, row, "o", zorder=2, **RING)
             if column == 0:
                 _name(axis, name)
             if line == len(bands):
@@ -76,29 +76,24 @@ def draw(path: Path, strip: Strip, *, title: str) -> None:
         bar.ax.tick_params(labelsize=7)
     middle = (LEFT + columns * (wide + GAP) / 2) / width
     figure.text(middle, 1 - 0.08 / height, title, ha="center", va="top", fontsize=11)
-    figure.text(middle, 1 - 0.3 / height, f"query: {strip.told}", ha="center", va="top", fontsize=10, color=MARK)
+    figure.text(middle, 1 - 0.3 / height, f"query: {strip.query_name}", ha="center", va="top", fontsize=10, color=MARK)
     rest = 1 - float(strip.shares.sum())
-    told = "share of the attention that all tokens of a column get" + (
+    message = "share of the attention that all tokens of a column get" + (
         f"; class token {_percent(rest)}" if rest > 1e-9 else ""
     )
-    figure.text(middle, 0.08 / height, told, ha="center", va="bottom", fontsize=8, color="#555555")
+    figure.text(middle, 0.08 / height, message, ha="center", va="bottom", fontsize=8, color="#555555")
     save(figure, path)
 
 
-def _bands(strip: Strip) -> list[tuple[str, Tensor, str, Any]]:
-    """Name, values, colours and colour scale of each row of maps."""
-    total = strip.distance + strip.direction + strip.semantics
+def _bands(maps: Maps | Strip) -> list[tuple[str, Tensor, str, Any]]:
+    """Name, values, colours and colour scale of each kind of map."""
+    total, direction = maps.distance + maps.direction + maps.semantics, maps.direction
     return [
-        ("distance\n$\\langle a_i, \\delta^2\\rangle$", strip.distance, "magma", _scale(strip.distance)),
-        (
-            "direction\n$\\langle b_i, \\delta\\rangle$",
-            strip.direction,
-            "RdBu_r",
-            _scale(strip.direction, centred=True),
-        ),
-        ("semantics\n$\\langle q_i, k_j\\rangle$", strip.semantics, "cividis", _scale(strip.semantics)),
+        ("distance\n$\\langle a_i, \\delta^2\\rangle$", maps.distance, "magma", _scale(maps.distance)),
+        ("direction\n$\\langle b_i, \\delta\\rangle$", direction, "RdBu_r", _scale(direction, centred=True)),
+        ("semantics\n$\\langle q_i, k_j\\rangle$", maps.semantics, "cividis", _scale(maps.semantics)),
         ("their sum", total, "magma", _scale(total)),
-        ("attention:\nits softmax", strip.attention, "viridis", _scale(strip.attention, from_zero=True)),
+        ("attention:\nits softmax", maps.attention, "viridis", _scale(maps.attention, from_zero=True)),
     ]
 
 
@@ -142,8 +137,10 @@ def heads(path: Path, score: Tensor, bounded: Tensor, *, title: str) -> None:
         for layer in range(depth):
             for head in range(count):
                 dark = abs(float(cells[layer, head])) > 0.6 * limit
-                told = _short(float(values[layer, head]))
-                axis.text(head, layer, told, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+                message = _short(float(values[layer, head]))
+                axis.text(
+                    head, layer, message, ha="center", va="center", fontsize=7, color="white" if dark else "black"
+                )
         axis.set_xticks(range(count), [str(h + 1) for h in range(count)])
         axis.set_yticks(range(depth), [str(l + 1) for l in range(depth)])
         axis.set(xlabel="head", ylabel="layer")
@@ -168,28 +165,15 @@ def maps(path: Path, rows: Sequence[Maps], *, title: str) -> None:
         row, col = found.query
         line[0].imshow(found.image.permute(1, 2, 0).clamp(0, 1).numpy())
         corner = (col * wide - 0.5, row * high - 0.5)
-        line[0].add_patch(pyplot.Rectangle(corner, wide, high, fill=False, edgecolor="#D55E00", linewidth=2))
+        line[0].add_patch(pyplot.Rectangle(corner, wide, high, fill=False, edgecolor=MARK, linewidth=2))
         line[0].set_ylabel(found.name, fontsize=10)
-        parts = [
-            ("distance  $\\langle a_i, \\delta^2\\rangle$", found.distance, "magma", None),
-            ("direction  $\\langle b_i, \\delta\\rangle$", found.direction, "RdBu_r", 0.0),
-            ("semantics  $\\langle q_i, k_j\\rangle$", found.semantics, "RdBu_r", None),
-            ("their sum", found.distance + found.direction + found.semantics, "magma", None),
-            ("attention: its softmax", found.attention, "viridis", None),
-        ]
-        for axis, (name, values, colours, centre) in zip(line[1:], parts, strict=True):
-            limits: dict[str, float] = {}
-            if centre is not None:
-                reach = max(float(values.abs().max()), 1e-9)
-                limits = {"vmin": -reach, "vmax": reach}
-            drawn = axis.imshow(values.numpy(), cmap=colours, **limits)
-            axis.plot(
-                col, row, "o", markersize=5, markerfacecolor="none", markeredgecolor="#D55E00", markeredgewidth=1.5
-            )
+        for axis, (name, values, colours, scale) in zip(line[1:], _bands(found), strict=True):
+            drawn = axis.imshow(values.numpy(), cmap=colours, norm=scale)
+            axis.plot(col, row, "o", **RING)
             bar = figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03)
             bar.ax.tick_params(labelsize=7)
             if place == 0:
-                axis.set_title(name, fontsize=10)
+                axis.set_title(name.replace("\n", "  "), fontsize=10)
         for axis in line:
             axis.set_xticks([])
             axis.set_yticks([])

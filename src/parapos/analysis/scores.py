@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,12 +25,11 @@ from torch import Tensor, nn
 
 from ..attention.terms import Quadratic
 from ..blocks import Attention
-from ..data.batch import collate
+from ..data.batch import collate as padded
 from ..experiments.store import ReportError
 
 TAU, SLACK = 0.8, 1e-9
 EXTREME = 700.0  # exp of more leaves float64
-ENCODINGS = ("pape", "pape_ri")
 BLOCK = 2**22  # scores that are formed at once
 EVERY = 10.0  # seconds between lines of progress
 WHOLE = slice(None)
@@ -117,26 +117,6 @@ class Layer:
     def samples(self) -> int:
         return self.q.shape[0]
 
-    @property
-    def distance(self) -> Tensor:
-        return self.parts().distance
-
-    @property
-    def direction(self) -> Tensor:
-        return self.parts().direction
-
-    @property
-    def semantics(self) -> Tensor:
-        return self.parts().semantics
-
-    @property
-    def position(self) -> Tensor:
-        return self.parts().position
-
-    @property
-    def attention(self) -> Tensor:
-        return self.parts().attention
-
 
 def attention_layers(model: nn.Module) -> list[Attention]:
     return [module for module in model.modules() if isinstance(module, Attention)]
@@ -156,7 +136,7 @@ def watch(model: nn.Module, *, scaled: bool = True) -> Iterator[list[Layer]]:
     def note(module: Any, args: tuple[Any, ...], answer: Any) -> None:
         q, k, terms = answer
         if len(terms) != 1 or not isinstance(terms[0], Quadratic):
-            raise ReportError(f"expected a model with {' or '.join(ENCODINGS)}, got {type(module).__name__}")
+            raise ReportError(f"expected an encoding with one quadratic term, got {type(module).__name__}")
         if module is layers[0].encoding:
             found.clear()
         found.append(Layer(q, k, terms[0], module.scale if scaled else 1.0, masks[module]))
@@ -247,22 +227,25 @@ def score_heads(
     samples: int,
     *,
     batch: int | None = None,
+    collate: Callable[[Sequence[Any]], Any] | None = None,
     tau: float | None = TAU,
     scaled: bool = True,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Heads:
     """z over `samples` of a dataset, spread evenly over it. batch: samples at a time; by default 8 images, or 1 of
-    what has more tokens than an image. scaled=False leaves out the factor of q.k."""
+    what has more tokens than an image. collate: samples to a batch, by default as the dataset says what is ragged.
+    scaled=False leaves out the factor of q.k."""
     total = min(samples, len(dataset))
     chosen = [i * len(dataset) // total for i in range(total)]
-    names, ragged = getattr(model, "inputs", ("image",)), getattr(dataset, "ragged", ())
-    batch = batch or (8 if names == ("image",) else 1)
+    names = getattr(model, "inputs", ("image",))
+    collate = collate or partial(padded, ragged=getattr(dataset, "ragged", ()))
+    batch = batch or (8 if "image" in names else 1)
     layers = attention_layers(model)
     found = Heads.empty(len(layers), layers[0].heads)
     told = time.monotonic()
     with watch(model, scaled=scaled) as watched:
         for start in range(0, total, batch):
-            given = collate([dataset[i] for i in chosen[start : start + batch]], ragged)
+            given = collate([dataset[i] for i in chosen[start : start + batch]])
             model(*(given[name] for name in names))
             found.add(watched, tau)
             if time.monotonic() - told > EVERY or start + batch >= total:

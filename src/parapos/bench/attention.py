@@ -24,8 +24,9 @@ from torch import Tensor
 
 from .. import text
 from ..attention import Quadratic, attend
+from ..encodings import published
 from ..positions import Positions, grid_positions
-from . import forms, measure
+from . import measure
 
 HEADS, HEAD_DIM, PARABOLAS, POS_DIM = 12, 64, 50, 2
 SCALE = HEAD_DIM**-0.5
@@ -51,11 +52,11 @@ def _parapos(q: Tensor, k: Tensor, v: Tensor, r: Positions, M: Tensor, g: Tensor
 
 
 def _paper(q: Tensor, k: Tensor, v: Tensor, r: Positions, M: Tensor, g: Tensor) -> Tensor:
-    return _widened(q, k, v, *forms.paper_columns(M, g, r.r.to(q.dtype)))
+    return _widened(q, k, v, *published.paper_columns(M, g, r.r.to(q.dtype)))
 
 
 def _released(q: Tensor, k: Tensor, v: Tensor, r: Positions, a: Tensor, b: Tensor, w_p: Tensor) -> Tensor:
-    return _widened(q, k, v, *forms.released(a, b, w_p, r.r.to(q.dtype)))
+    return _widened(q, k, v, *published.released(a, b, w_p, r.r.to(q.dtype)))
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, r: Positions, M: Tensor, g: Tensor) -> Tensor:

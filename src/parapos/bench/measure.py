@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from .. import plugins
 from ..malloc import release_memory
 
 P = ParamSpec("P")
@@ -131,6 +132,12 @@ def peak_memory(prepare: Callable[[], Callable[[], object]], device: str) -> int
     return peak - before
 
 
+def _begin(threads: int, modules: Sequence[str]) -> None:
+    """Makes a new process as the one that started it."""
+    torch.set_num_threads(threads)
+    plugins.load(modules)
+
+
 def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
     """The function's result from a process of its own; None, with a message, if memory did not suffice there."""
     methods = multiprocessing.get_all_start_methods()
@@ -138,8 +145,8 @@ def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | No
     if "forkserver" in methods:  # torch is imported once; no child inherits its threads or its memory pools
         context.set_forkserver_preload([function.__module__])
     try:
-        threads = (torch.get_num_threads(),)
-        with ProcessPoolExecutor(1, context, initializer=torch.set_num_threads, initargs=threads) as pool:
+        state = (torch.get_num_threads(), plugins.given)
+        with ProcessPoolExecutor(1, context, initializer=_begin, initargs=state) as pool:
             return pool.submit(function, *args, **kwargs).result()
     except (BrokenProcessPool, RuntimeError, MemoryError) as error:
         short = isinstance(error, BrokenProcessPool | MemoryError | torch.OutOfMemoryError) or "allocate" in str(error)

@@ -240,14 +240,14 @@ def measure_time(
                 steps[mode, row]()
 
     times: dict[tuple[str, Row], list[float]] = {key: [] for key in steps}
-    least, start, told = min(rounds, LEAST_ROUNDS), time.perf_counter(), -math.inf
+    least, start, reported = min(rounds, LEAST_ROUNDS), time.perf_counter(), -math.inf
     for turn in measure.rounds(seconds, (least, rounds)):
         for mode in MODES:
             for row in measure.rotated(nets, turn):
                 times[mode, row].append(measure.timed(steps[mode, row], device))
         done, now = turn + 1, time.perf_counter()
-        if now - told > 10:
-            told, each = now, (now - start) / done
+        if now - reported > 10:
+            reported, each = now, (now - start) / done
             left = max(least - done, min(rounds - done, (seconds - (now - start)) / each), 0) * each
             measure.progress(f"time: {setting}: round {done} of at most {rounds}, about {left:.0f} s left")
     return times

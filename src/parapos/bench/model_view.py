@@ -45,11 +45,11 @@ class Column:
     title: str
     figure: Figure
     form: str = "{:.2f}"
-    told: Callable[[str], str] | None = None
+    show_cell: Callable[[str], str] | None = None
 
     def show(self, row: str) -> str:
-        if self.told is not None:
-            return self.told(row)
+        if self.show_cell is not None:
+            return self.show_cell(row)
         value = self.figure(row)
         return UNKNOWN if value is None else self.form.format(value)
 
@@ -104,7 +104,7 @@ def _costs(results: dict[str, Any], size: int) -> list[Column]:
             entry = _find(results, kind, row, size, mode)
             return None if entry is None else entry["ratio"]
 
-        return Column(f"{mode} {KINDS[kind]}", ratio, told=lambda row: _measured(results, kind, row, size, mode))
+        return Column(f"{mode} {KINDS[kind]}", ratio, show_cell=lambda row: _measured(results, kind, row, size, mode))
 
     def theirs(mode: str, kind: str) -> Column:
         return Column(PAPER, lambda row: paper_ratio(results, row, size, f"{mode}_{kind}"), "{:.2f}x")
@@ -132,7 +132,7 @@ def where(results: dict[str, Any]) -> str:
 
 def markdown(results: dict[str, Any]) -> str:
     """Two tables per size: what was counted, and what was measured."""
-    parts = [f"{where(results)}.", "\n".join(f"- {name}: {told}" for name, told in results["protocol"].items())]
+    parts = [f"{where(results)}.", "\n".join(f"- {name}: {message}" for name, message in results["protocol"].items())]
     for size in results["sizes"]:
         names = [x["row"] for x in results["rows"] if x["size"] == size]
         rounds = max((x["rounds"] for x in results["time"] if x["size"] == size), default=0)

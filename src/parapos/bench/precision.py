@@ -20,11 +20,10 @@ from torch import Tensor
 from .. import text
 from ..attention.columns import halves, make_columns
 from ..attention.terms import Quadratic
-from ..encodings import create_encoding
+from ..encodings import create_encoding, published
 from ..encodings.parabolic import PaPE, PaPERI
 from ..positions import Positions, grid_positions
 from ..relative import contract, key_features
-from . import forms
 
 DIM, HEADS, HEAD_DIM, PARABOLAS = 768, 12, 64, 50
 RANDOM_QUERIES = 155  # with four corners and the class token 160 per head
@@ -96,8 +95,8 @@ def _heads(encoding: str, grid: int, dtype: torch.dtype) -> Iterator[_Head]:
     r = grid_positions(grid, grid, cls=True)[None]
     n = r.shape[1]
     x = torch.randn(1, n, DIM)
-    a, b = (y.to(dtype) for y in forms.preactivations(enc, x))
-    w_p = forms.projection(enc)
+    a, b = (y.to(dtype) for y in published.preactivations(enc, x))
+    w_p = published.projection(enc)
     corners = torch.tensor([0, 1, grid, n - grid, n - 1])  # the class token, then the corners
     for i in range(HEADS):
         w = torch.empty(2, HEAD_DIM, DIM).uniform_(-(DIM**-0.5), DIM**-0.5)
@@ -113,7 +112,7 @@ def _coefficients(head: _Head, factor: float, dtype: torch.dtype) -> tuple[Tenso
 
 
 def _term(head: _Head, factor: float, dtype: torch.dtype) -> Quadratic:
-    M, g = forms.collapse(*_coefficients(head, factor, dtype))
+    M, g = published.collapse(*_coefficients(head, factor, dtype))
     r = Positions(head.r.to(dtype), unplaced=False)
     return Quadratic(M[..., 0, 0], None, r) if head.isotropic else Quadratic(M, g, r)
 
@@ -127,9 +126,9 @@ def _scores(term: Quadratic, rows: Tensor, dtype: torch.dtype) -> Tensor:
 def _columns(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Name, query and key columns (1, 1, N, e), (1, 1 or none, N, e) of every separable form."""
     a, b, w_p = _coefficients(head, factor, torch.float32)
-    yield "paper", *forms.paper(a, b, w_p, head.r)
+    yield "paper", *published.paper(a, b, w_p, head.r)
     if not head.isotropic:  # what autocast rounds there is not known; here it is W_p r. The sign of b is its own.
-        yield "released", *forms.released(-a, -b, w_p, head.r, rounded=dtype)
+        yield "released", *published.released(-a, -b, w_p, head.r, rounded=dtype)
     term = _term(head, factor, torch.float32)
     features = key_features(term.exponents, with_constant=False)
     made = make_columns(term, features, len(features), torch.float32)

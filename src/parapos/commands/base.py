@@ -1,4 +1,4 @@
-"""What all commands share: how arguments are read, and how a user's mistake is told."""
+"""What all commands share: how arguments are read, and how a user's mistake is reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class UserError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows defaults in help, and tells an error in one line instead of the whole usage."""
+    """Shows defaults in help, and reports an error in one line instead of the whole usage."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
@@ -130,7 +130,7 @@ def guarded(name: str, work: Callable[[argparse.Namespace], None]) -> Callable[[
             tell(str(error))
             raise SystemExit(1) from None
         except KeyboardInterrupt:
-            tell(f"parapos {name}: stopped; the same command goes on")
+            tell(f"parapos {name}: stopped; run the same command again to resume")
             raise SystemExit(130) from None
 
     return run

@@ -19,9 +19,9 @@ def _run(args: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f"parapos bench tokenizer: {error}; install it with: pip install 'parapos[events]'") from None
     results = bench_tokenizer.run(seconds=args.seconds, events=args.events, quick=args.quick)
-    told = bench_tokenizer.markdown(results)
-    print(told)
-    for path in measure.write(results, told, bench_tokenizer.plot, args.out):
+    message = bench_tokenizer.markdown(results)
+    print(message)
+    for path in measure.write(results, message, bench_tokenizer.plot, args.out):
         print(f"wrote {path}", file=sys.stderr)
 
 

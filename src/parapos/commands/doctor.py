@@ -67,8 +67,8 @@ def try_kernel(kernel: str, device: str, dtype: torch.dtype) -> str:
     except KernelError as error:
         return f"no: {str(error).split(': ', 1)[-1]}"
     except Exception as error:  # whatever a driver or compiler may raise is what this is to find
-        told = (str(error) or type(error).__name__).splitlines()[0]
-        return f"{step}: {told}"
+        message = (str(error) or type(error).__name__).splitlines()[0]
+        return f"{step}: {message}"
 
 
 def _summary(kernel: str, device: str) -> str:

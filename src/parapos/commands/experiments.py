@@ -10,35 +10,45 @@ from typing import Any
 from ..encodings import list_encodings
 from .base import SPLITS, UserError, command, guarded, integer, names, repeated, several, tell, wrote
 
+ROOT = Path("runs")  # of the runs of tables, unless --root says another
+
 
 def _sweep(args: argparse.Namespace) -> None:
-    from ..experiments import render, store, sweep
+    from ..experiments import render, sweep
     from ..malloc import keep_memory
+    from ..training import checkpoint
+    from ..training.runs import adopt
 
     keep_memory()
     runs: list[Path] = args.runs
     if any(path.is_file() for path in runs):
         if len(runs) > 1 or not args.recipe or not args.out:
-            told = "of weights alone: expected one file, --recipe to say how data are read, and --out"
-            raise UserError(f"parapos sweep {told}")
-        runs = [sweep.adopt(runs[0], args.recipe, args.out, args.changes)]
+            message = "of weights alone: expected one file, --recipe to say how data are read, and --out"
+            raise UserError(f"parapos sweep {message}")
+        runs = [adopt(runs[0], args.recipe, args.out, args.changes)]
     elif args.recipe or args.changes:
         raise UserError("parapos sweep: --recipe and --section.key are for weights alone; a run has a recipe")
     options = dict(interpolate=args.interpolate, data=args.data or "", split=args.split, root=args.root or "")
     grid, out = sweep.resolve(runs, args.sizes, **options), args.out or runs[0] / "sweep"
-    store.check_writable(out)
+    checkpoint.check_writable(out)
     found = sweep.run(grid, tell, args.batch)
     print(render.markdown(grid, found))
     wrote(sweep.write(grid, found, out))
 
 
 def _table(args: argparse.Namespace) -> None:
-    from ..experiments import cost, hyperparameters, render, store, tables
+    from ..experiments import cost, hyperparameters, render, tables
     from ..experiments.grid import collect
     from ..malloc import keep_memory
+    from ..training import checkpoint
 
     keep_memory()
     if args.name == hyperparameters.NAME:
+        names = ("only", "from_cache", "jobs", "results", "tflops")
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
+        given += ["--root"] * (args.root != ROOT) + [f"--{key}" for key in args.changes]
+        if given:
+            raise UserError(f"parapos table {args.name}: {given[0]} has no effect: it trains and measures nothing")
         print(hyperparameters.markdown())
         return
     table = tables.load(args.name)
@@ -74,7 +84,7 @@ def _table(args: argparse.Namespace) -> None:
         return raw + tables.write(whole, found, out)
 
     if not args.from_cache:
-        store.check_writable(out if table.seeds else out.parent)
+        checkpoint.check_writable(out if table.seeds else out.parent)
         tables.make(grid, (args.jobs or 1) if table.seeds else 0, out / "log.txt", tell, write)
     print(render.markdown(grid, collect(grid.jobs, curves=grid.has_curves)))
     wrote(write())
@@ -111,15 +121,15 @@ def _bench_table(table: Any, args: argparse.Namespace) -> None:
         if not kept.is_file():
             raise UserError(f"parapos table {table.name}: {kept}: no such file; measure it without --from-cache")
         try:
-            told = bench_model_view.markdown(json.loads(kept.read_bytes()))
+            message = bench_model_view.markdown(json.loads(kept.read_bytes()))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise UserError(f"parapos table {table.name}: {kept}: damaged, {type(error).__name__}: {error}") from None
-        print(told)
+        print(message)
     else:
         results = bench_model.run(**options)
-        told = bench_model_view.markdown(results)
-        print(told)
-        wrote(measure.write(results, told, bench_model_view.plot, prefix))
+        message = bench_model_view.markdown(results)
+        print(message)
+        wrote(measure.write(results, message, bench_model_view.plot, prefix))
 
 
 def _demo(args: argparse.Namespace) -> None:
@@ -179,12 +189,12 @@ def add(commands: Any) -> None:
     table = command(
         commands,
         "table",
-        "Make a table of the paper: train and test what is not there yet. Any --section.key VALUE is for all its runs.",
+        "Make a table of the paper: train and evaluate what is missing. Any --section.key VALUE applies to all runs.",
         "parapos table extrapolation --data.root data/imagenet --dry-run",
     )
     table.add_argument("name", metavar="NAME", help="a table that comes with the package, or a .toml file")
-    table.add_argument("--dry-run", action="store_true", help="only say what is there and what the rest would cost")
-    table.add_argument("--root", type=Path, default=Path("runs"), metavar="DIR", help="where the runs are")
+    table.add_argument("--dry-run", action="store_true", help="only print what is there and an estimate for the rest")
+    table.add_argument("--root", type=Path, default=ROOT, metavar="DIR", help="where the runs are")
     table.add_argument(
         "--only",
         type=lambda value: value.split(","),

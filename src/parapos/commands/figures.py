@@ -15,7 +15,7 @@ NAMES = ("1a", "1b", "1c", "2", "heads", "alibi")
 def _figure(args: argparse.Namespace) -> None:
     from .. import analysis
     from ..experiments import figures
-    from ..experiments.store import check_writable
+    from ..training.checkpoint import check_writable
 
     name, path = args.name, args.out / f"figure-{args.name}.png"
     if name not in OF_RUNS:

@@ -16,7 +16,8 @@ from ..data.counts import published
 from ..models import EventViT, ViViT
 from ..text import table as as_text
 from ..training.recipe import Recipe
-from .grid import FINISHED, Grid
+from ..training.runs import FINISHED
+from .grid import Grid
 from .store import ReportError
 
 TFLOPS = 150.0  # sustained: about half of the peak of a recent GPU in 16 bits
@@ -42,8 +43,8 @@ def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
     height, width = (size, size) if size else wanted.data.sides
     patch = getattr(model, "patch", 0)
     if not patch or not height:
-        told = "expected a model with a `patch` size on data with a size, so that its tokens can be counted"
-        raise ReportError(f"{told}, got {type(model).__name__}; the table can be made without --dry-run")
+        message = "expected a model with a `patch` size on data with a size, so that its tokens can be counted"
+        raise ReportError(f"{message}, got {type(model).__name__}; the table can be made without --dry-run")
     return (height // patch) * (width // patch) + extra
 
 
@@ -81,9 +82,9 @@ def estimate(grid: Grid, tflops: float = TFLOPS) -> str:
         lines.append([str(run.folder), state, *shown])
     header = ["run", "state", "samples", "GFLOP each", "GPU hours to train", "cells", "GPU hours to test"]
     how = f"at {tflops:g} TFLOP/s sustained, reading the data not counted; arithmetic, not a measurement"
-    told = f"{as_text(header, lines, left=2)}\n\nLeft: {total:.1f} GPU hours {how}."
+    message = f"{as_text(header, lines, left=2)}\n\nLeft: {total:.1f} GPU hours {how}."
     more = "\n".join(["\n\nRuns may be trained one by one, anywhere:", *commands]) if commands else ""
-    return told + more
+    return message + more
 
 
 def estimate_study(grid: Grid) -> str:
@@ -92,5 +93,5 @@ def estimate_study(grid: Grid) -> str:
     lines = [[str(job.run.folder), job.run.state(), "-" if job in todo else "all"] for job in grid.jobs]
     hours, minutes = len(todo) * grid.table.minutes / 60, grid.table.minutes
     how = f"at {minutes:g} minutes of one core for a run, as measured once; less with more --jobs"
-    told = as_text(["run", "state", "cells"], lines, left=3)
-    return f"{told}\n\nLeft: {len(todo)} runs, about {hours:.1f} hours {how}."
+    message = as_text(["run", "state", "cells"], lines, left=3)
+    return f"{message}\n\nLeft: {len(todo)} runs, about {hours:.1f} hours {how}."

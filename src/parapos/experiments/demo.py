@@ -14,9 +14,10 @@ from pathlib import Path
 from ..data.layout import lay_out, readable
 from ..encodings.looks import label
 from ..training import recipe
+from ..training.checkpoint import check_writable
 from . import render, tables
 from .grid import Grid, Place, Repeat, Results, Run, collect
-from .store import Evaluation, ReportError, check_writable
+from .store import Evaluation, ReportError
 from .tables_spec import Column, Row, Table
 
 ENCODINGS = ("pape", "rope", "alibi", "sincos")
@@ -75,7 +76,7 @@ def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool)
     for name in encodings:
         own = {**changes, "model.encoding": name}
         runs[label(name)] = Run(source, own, out / "runs" / name, recipe.load(source, own), label=label(name))
-        runs[label(name)].state()  # a run of another recipe is told before anything is trained
+        runs[label(name)].state()  # a run of another recipe is refused before anything is trained
     first = next(iter(runs.values())).wanted
     trained = first.data.sides[0]
     sizes = [int(trained * factor) for factor in (FACTORS if not quick else FACTORS[:3:2])]
@@ -102,12 +103,12 @@ def read(grid: Grid, found: Results) -> str:
         values = {row: grid.values(found, ("", row, f"{size} px"))[0] for row in grid.rows}
         metric = grid.places["", ours, f"{size} px"][0].metric
         own = values.pop(ours)
-        told = f"at {size} px ({size / trained:g}x) {ours} gets {own:.1f}{metric.unit} {metric.label}"
+        message = f"at {size} px ({size / trained:g}x) {ours} gets {own:.1f}{metric.unit} {metric.label}"
         if values:
             best = max(values, key=lambda row: values[row])
             rival = values[best]
             how = "ahead of" if own > rival else "behind" if own < rival else "level with"
             gap = f"{abs(own - rival):.1f} points " if own != rival else ""
-            told += f", {gap}{how} {'the next best, ' if own > rival else ''}{best} with {rival:.1f}{metric.unit}"
-        parts.append(told)
+            message += f", {gap}{how} {'the next best, ' if own > rival else ''}{best} with {rival:.1f}{metric.unit}"
+        parts.append(message)
     return f"Trained at {trained} px: {'; '.join(parts)}."

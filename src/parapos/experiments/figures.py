@@ -107,9 +107,9 @@ def generality(path: Path) -> str:
     axis.spines[["top", "right"]].set_visible(False)
     plots.save(figure, path)
     words = [word for word, _ in found.values()]
-    told = f"PaPE matches the best baseline on {words.count('matches')} data sets, exceeds it on "
-    told += f"{words.count('exceeds')} and is below it on {words.count('is below')}; a match is a gap of at most "
-    return f"{told}{MATCH:g} points, which is our threshold: the paper has none."
+    message = f"PaPE matches the best baseline on {words.count('matches')} data sets, exceeds it on "
+    message += f"{words.count('exceeds')} and is below it on {words.count('is below')}; a match is a gap of at most "
+    return f"{message}{MATCH:g} points, which is our threshold: the paper has none."
 
 
 def distances(path: Path) -> str:
@@ -128,8 +128,8 @@ def distances(path: Path) -> str:
         shown = [_bias(encoding, contents[0], line, head) for head in range(heads)] if heads > 1 else first
         for curve in shown:
             axis.plot(reach, curve, color=LOOKS[name][1], linewidth=1.6)
-        told = f"{heads} heads, any token" if heads > 1 else f"one head, {len(contents)} tokens"
-        axis.set(title=f"{label(name)}: {told}", xlabel="distance", ylim=(-15, 0.5))
+        message = f"{heads} heads, any token" if heads > 1 else f"one head, {len(contents)} tokens"
+        axis.set(title=f"{label(name)}: {message}", xlabel="distance", ylim=(-15, 0.5))
         axis.spines[["top", "right"]].set_visible(False)
         spread = max(float((curve - first[0]).abs().max()) for curve in first)
         turn, points = torch.tensor([[0.6, -0.8], [0.8, 0.6]]), 4 * torch.randn(32, 2)

@@ -18,14 +18,13 @@ from pathlib import Path
 import torch
 
 from ..tasks.base import Metric
-from ..training import checkpoint, fit, recipe, rows, state
+from ..training import runs
 from ..training.recipe import Recipe
+from ..training.runs import FINISHED
 from ..training.schema import Model
 from .store import Cells, Evaluation, ReportError, Scores, at_step, value_of
 from .tables_spec import Table
 
-UNBEGUN, FINISHED = "not begun", "finished"
-LOST = "unfinished, no checkpoints"  # nothing to go on from
 TRAINING_LOSS = Metric("train_loss", "training loss", higher_is_better=False)
 
 
@@ -59,25 +58,8 @@ class Run:
         return shlex.join(["parapos", "train", self.source, "--out", str(self.folder), *changes])
 
     def state(self) -> str:
-        """not begun, step n of N, unfinished, or finished: its last epoch was validated. A run of another recipe in the
-        same folder is an error."""
-        if self.given:
-            return FINISHED
-        if not (self.folder / "recipe.toml").is_file():
-            return UNBEGUN
-        if change := recipe.difference(fit.load_run(self.folder), self.wanted):
-            raise ReportError(f"{self.folder}: holds a run of another recipe ({change}); take another folder")
-        newest = checkpoint.latest(self.folder / "checkpoints")[0]
-        epochs = self.wanted.optim.epochs
-        if newest is None:  # they may be removed once a run is finished
-            told = rows.read(self.folder / "metrics.csv", whole=["epoch"], needed=["epoch"], growing=True)
-            if any(row["epoch"] == epochs and row.get("val_loss") for row in told):
-                return FINISHED if (self.folder / "weights.safetensors").is_file() else LOST
-            return LOST if told else UNBEGUN
-        _, progress, samples = state.load(newest)
-        if progress.validated == epochs:
-            return FINISHED
-        return f"step {progress.step} of {-(-samples // self.wanted.optim.batch) * epochs}"
+        """How far it is, as `runs.progress` says it."""
+        return FINISHED if self.given else runs.progress(self.folder, self.wanted)
 
     def is_finished(self) -> bool:
         return (self.folder / "weights.safetensors").is_file() and self.state() == FINISHED
@@ -91,14 +73,6 @@ class Run:
             return task.metric(name or task.headline)
         except ValueError as error:
             raise ReportError(f"metric: {error}") from None
-
-    def curve(self) -> list[tuple[int, dict[str, float]]]:
-        """What metrics.csv has for each step that it tells of."""
-        path = self.folder / "metrics.csv"
-        header = next(iter(rows.read(path, growing=True)), {})
-        numbers = [name for name in header if name.startswith(("train_", "val_"))]
-        told = rows.read(path, whole=["step"], numbers=numbers, growing=True)
-        return [(row["step"], {name: row[name] for name in numbers if name in row}) for row in told]
 
 
 @dataclass(frozen=True)
@@ -152,7 +126,7 @@ def collect(jobs: Sequence[Job], *, curves: bool = False) -> Results:
         for evaluation in job.evaluations:
             if (metrics := cells.get(evaluation)) is not None:
                 scores[job.run.name, str(evaluation), cells.weights] = metrics
-        for step, metrics in job.run.curve() if curves else ():
+        for step, metrics in runs.curve(job.run.folder) if curves else ():
             scores.setdefault((job.run.name, at_step(step), ""), {}).update(metrics)
     return Results(scores)
 

@@ -56,8 +56,8 @@ def markdown() -> str:
         shown = [row]
         for name in section["columns"]:
             theirs, mine = values[row, name]
-            told = _text(theirs)
-            shown.append(told if mine is None or _same(theirs, mine) else f"{told}, ours {_text(mine)}")
+            message = _text(theirs)
+            shown.append(message if mine is None or _same(theirs, mine) else f"{message}, ours {_text(mine)}")
         lines.append(shown)
     known = [name for name in section["columns"] if name in recipe.shelf()]
     legend = f"The paper's values, and ours where they differ. There are recipes for {', '.join(known)}."

@@ -11,14 +11,14 @@ from pathlib import Path
 from ..encodings.looks import LOOKS, label
 from ..metrics import significance
 from ..text import table as as_text
-from ..training import checkpoint
+from ..training import checkpoint, rows
 from . import plots
 from .grid import TRAINING_LOSS, Grid, Place, Results
-from .store import as_csv
 from .tables_spec import Column
 
 UNMEASURED = "-"
 BEYOND = "beyond"
+COLUMNS = ("block", "row", "column", "metric", "unit", "mean", "std", "repeats", "paper")  # of CSV files
 INKS = (
     *("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB"),
     *("#000000", "#994F00", "#40B0A6", "#5D3A9B", "#FF9F40", "#7F7F00"),
@@ -35,7 +35,7 @@ class Group:
     suffix: str = ""  # of file names
 
     @property
-    def told(self) -> str:
+    def lower_caption(self) -> str:
         return self.caption[0].lower() + self.caption[1:]
 
 
@@ -59,25 +59,25 @@ def spread(values: Sequence[float], repeats: int, digits: int = 1) -> str:
     """Mean and sample standard deviation; how many repeats if not all."""
     if not values:
         return UNMEASURED
-    told = f"{statistics.fmean(values):.{digits}f}"
+    message = f"{statistics.fmean(values):.{digits}f}"
     if len(values) > 1:
-        told += f" ± {statistics.stdev(values):.{digits}f}"
-    return told if len(values) == repeats else f"{told} ({len(values)} of {repeats})"
+        message += f" ± {statistics.stdev(values):.{digits}f}"
+    return message if len(values) == repeats else f"{message} ({len(values)} of {repeats})"
 
 
 def cell(grid: Grid, found: Results, place: Place) -> str:
     """What the table shows for a place."""
     _, row, column = place
     values, metric, repeats = grid.values(found, place), grid.metric(place), grid.places.get(place, ())
-    told = spread(values, len(repeats), 1 if metric is None or metric.factor == 100 else 2)
+    message = spread(values, len(repeats), 1 if metric is None or metric.factor == 100 else 2)
     if values and grid.table.columns[column].count and metric is not None:
         samples = grid.values(found, place, "samples")
         right = sum(value / metric.factor * count for value, count in zip(values, samples, strict=True))
-        told += f" = {round(right)}/{round(sum(samples))}"
+        message += f" = {round(right)}/{round(sum(samples))}"
     if not grid.table.paper:
-        return told
+        return message
     figure = grid.table.published(row, column)
-    return f"{told} ({UNMEASURED if figure is None else f'{figure:.1f}'})"
+    return f"{message} ({UNMEASURED if figure is None else f'{figure:.1f}'})"
 
 
 def markdown(grid: Grid, found: Results) -> str:
@@ -112,20 +112,20 @@ def _legend(grid: Grid, found: Results) -> str:
     metrics = dict.fromkeys(repeats[0].metric for repeats in grid.places.values())
     shown = [metric for metric in metrics if metric is not None and metric != TRAINING_LOSS]
     names = [f"{metric.label} in {metric.unit}" if metric.unit else metric.label for metric in shown]
-    told = [", ".join([*dict.fromkeys(names)] if len(names) < 4 else sorted({f"in {m.unit}" for m in shown}))]
+    message = [", ".join([*dict.fromkeys(names)] if len(names) < 4 else sorted({f"in {m.unit}" for m in shown}))]
     if seeds:
         one = f"one run with seed {seeds[0]}"
         many = f"mean ± sample standard deviation of {len(seeds)} runs with seeds {_list(seeds)}"
-        told[0] += f", {many if len(seeds) > 1 else one}"
+        message[0] += f", {many if len(seeds) > 1 else one}"
     elif any(len(repeats) > 1 for repeats in grid.places.values()):
-        told[0] += ", mean ± sample standard deviation over folds where there are several"
+        message[0] += ", mean ± sample standard deviation over folds where there are several"
     if table.paper:
-        told[0] += ", the paper's figure in parentheses"
+        message[0] += ", the paper's figure in parentheses"
     for block in _blocks(grid) if seeds else ():
         counts = {int(n) for place in grid.places if place[0] == block for n in grid.values(found, place, "samples")}
         if counts:
-            told.append(f"{_list(sorted(counts))} samples of {block}")
-    lines = [f"{'; '.join(told)}."]
+            message.append(f"{_list(sorted(counts))} samples of {block}")
+    lines = [f"{'; '.join(message)}."]
     if any(len(group.beyond) > 1 for group in groups(grid)):
         lines.append(f"{BEYOND}: mean over all sizes above that of training.")
     if grid.has_curves:
@@ -179,18 +179,18 @@ def reading(grid: Grid, found: Results) -> list[str]:
             first, second = sorted(whole, key=lambda row: sign * statistics.fmean(values[row]))[:2]
             gap = abs(statistics.fmean(values[first]) - statistics.fmean(values[second]))
             error = math.sqrt(sum(statistics.variance(values[row]) / seeds for row in (first, second)))
-            told = [f"{label(row)} {spread(values[row], seeds)}" for row in (first, second)]
+            message = [f"{label(row)} {spread(values[row], seeds)}" for row in (first, second)]
             among = "" if len(whole) == len(grid.rows) else f", among the {len(whole)} of {len(grid.rows)} whole rows,"
             lines.append(
-                f"- {block}, {group.told}: best beyond the trained size{among} is {told[0]}, "
-                f"next {told[1]}; the gap is {gap:.1f} points, with a standard error of {error:.1f}."
+                f"- {block}, {group.lower_caption}: best beyond the trained size{among} is {message[0]}, "
+                f"next {message[1]}; the gap is {gap:.1f} points, with a standard error of {error:.1f}."
             )
     return ["\n".join(lines)] if lines else []
 
 
-def as_rows(grid: Grid, found: Results) -> bytes:
+def as_rows(grid: Grid, found: Results) -> list[list[object]]:
     """A line per place: mean, spread and number of repeats, and the paper's figure."""
-    lines = []
+    lines: list[list[object]] = []
     for block in _blocks(grid):
         for row in grid.rows:
             for column in grid.table.columns:
@@ -199,9 +199,9 @@ def as_rows(grid: Grid, found: Results) -> bytes:
                 mean = statistics.fmean(values) if values else ""
                 deviation = statistics.stdev(values) if len(values) > 1 else ""
                 name, unit = ("", "") if metric is None else (metric.name, metric.unit)
-                told = [name, unit, mean, deviation, len(values), grid.table.published(row, column)]
-                lines.append([block, row, column, *told])
-    return as_csv(("block", "row", "column", "metric", "unit", "mean", "std", "repeats", "paper"), lines)
+                message = [name, unit, mean, deviation, len(values), grid.table.published(row, column)]
+                lines.append([block, row, column, *message])
+    return lines
 
 
 def write(grid: Grid, found: Results, text: Path, numbers: Path, plot: Path, title: str = "") -> list[Path]:
@@ -210,7 +210,7 @@ def write(grid: Grid, found: Results, text: Path, numbers: Path, plot: Path, tit
     plot: the file of a grid without blocks; a block has its own, named after it, in the same folder."""
     paths = [text, numbers]
     checkpoint.write(text, f"{markdown(grid, found)}\n".encode())
-    checkpoint.write(numbers, as_rows(grid, found))
+    rows.write(numbers, COLUMNS, as_rows(grid, found))
     for block in _blocks(grid):
         for group in groups(grid):
             path = plot.with_name(f"{block}{group.suffix}.png") if block else plot
@@ -234,7 +234,7 @@ def curves(grid: Grid, found: Results, block: str, group: Group, path: Path, tit
         return []
     metric = next(repeats[0].metric for (b, _, c), repeats in grid.places.items() if b == block and c in columns)
     if block:
-        title = f"{block}, {group.told}: mean and spread of {_seeds(grid, counts)}"
+        title = f"{block}, {group.lower_caption}: mean and spread of {_seeds(grid, counts)}"
     sizes, trained = [c.size or 0 for c in columns.values()], grid.trained(block)
     plots.curves(path, sizes, lines, trained=trained, title=title or table_title(grid), metric=metric)
     return [path]

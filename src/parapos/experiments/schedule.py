@@ -23,7 +23,8 @@ import torch
 
 from ..malloc import keep_memory
 from ..training import fit, rows
-from .grid import FINISHED, Job
+from ..training.runs import FINISHED
+from .grid import Job
 from .store import Cells, ReportError, read
 
 POLL, SAY = 0.25, 10.0  # seconds
@@ -67,7 +68,7 @@ def _do(job: Job, tell: Tell, batch: int | None = None) -> None:
         is_kept = cells.get(evaluation) is not None
         value = cells.measure(evaluation, batch, wanted.data.root).get(headline.name)
         shown = "" if value is None else f": {headline.label} {value * headline.factor:.2f} {headline.unit}".rstrip()
-        tell(f"{job.run.label or job.run.name}, {evaluation.told}{shown}{' (kept)' if is_kept else ''}")
+        tell(f"{job.run.label or job.run.name}, {evaluation.label}{shown}{' (kept)' if is_kept else ''}")
 
 
 def begin(log: str, parent: int) -> None:
@@ -92,7 +93,7 @@ def work(job: Job) -> str | None:
     """Trains and evaluates a run. Gives what went wrong, in words, as not every exception survives the way back."""
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
-        return "nobody waits for it"
+        return "its parent process is gone"
     try:
         _do(job, lambda line: print(line, file=sys.stderr))
     except Exception as error:
@@ -104,8 +105,8 @@ def progress(job: Job) -> tuple[float, str]:
     """How much of a run is done, from 0 to 1, and its last result in a few words."""
     path, headline = job.run.folder / "metrics.csv", job.run.metric()
     name = f"val_{headline.name}"
-    told = rows.read(path, whole=["epoch"], needed=["epoch"], numbers=[name], growing=True)
-    validated = [row for row in told if name in row]
+    message = rows.read(path, whole=["epoch"], needed=["epoch"], numbers=[name], growing=True)
+    validated = [row for row in message if name in row]
     share = max((row["epoch"] for row in validated), default=0) / job.run.wanted.optim.epochs
     words = "" if not validated else f"validation {headline.label} {validated[-1][name] * headline.factor:.3g}"
     tested = len(read(job.run.folder / "cells.csv"))
@@ -117,7 +118,7 @@ def progress(job: Job) -> tuple[float, str]:
 def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callable[[Job], object]) -> None:
     """Says how far they are and how long it may take, until all are done or one fails."""
     shares = {future: progress(job)[0] for future, job in futures.items()}
-    begun, began, told = sum(shares.values()), time.monotonic(), time.monotonic()
+    begun, began, reported = sum(shares.values()), time.monotonic(), time.monotonic()
     left = dict(futures)
     while left:
         time.sleep(POLL)
@@ -129,9 +130,9 @@ def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callab
             shares[future] = 1.0
             done(job)
         now = time.monotonic()
-        if not ended and now - told < SAY:
+        if not ended and now - reported < SAY:
             continue
-        told, parts = now, []
+        reported, parts = now, []
         for future, job in left.items():
             if future.running():
                 shares[future], words = progress(job)

@@ -6,11 +6,8 @@ raw numbers of a study are the same rows of all its runs. Files of older version
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -43,7 +40,7 @@ class Evaluation:
         return Evaluation(size, trained / size if interpolated else 1.0, **more)
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """For people."""
         positions = f"positions x {self.position_scale:.3g}" if self.position_scale != 1 else ""
         size, split = f"{self.size} px" if self.size else "", self.split if self.split != "test" else ""
@@ -94,23 +91,7 @@ def write(path: Path, scores: Scores) -> None:
         for (run, evaluation, weights), metrics in scores.items()
         for metric, value in metrics.items()
     ]
-    checkpoint.write(path, as_csv(COLUMNS, lines))
-
-
-def as_csv(header: Sequence[str], lines: Sequence[Sequence[object]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(lines)
-    return text.getvalue().encode()
-
-
-def check_writable(folder: Path) -> None:
-    """An OSError now, not after the work, if nothing can be written to a folder. Makes the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f".{os.getpid()}.probe"
-    probe.touch()
-    probe.unlink()
+    rows.write(path, COLUMNS, lines)
 
 
 class Cells:

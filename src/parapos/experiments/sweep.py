@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..encodings.looks import label
-from ..training import checkpoint, fit, recipe
+from ..training import fit
 from . import render
 from .grid import Grid, Place, Repeat, Results, Run, check_sizes, collect
 from .schedule import run_all
@@ -28,13 +26,13 @@ def resolve(
     root: str = "",
     title: str = "",
 ) -> Grid:
-    """The grid of a sweep. What cannot be is told here, before anything is evaluated."""
+    """The grid of a sweep. Impossible requests are refused here, before anything is evaluated."""
     if interpolate not in INTERPOLATE:
         raise ReportError(f"interpolate must be one of {', '.join(INTERPOLATE)}, got {interpolate!r}")
     recipes = [fit.load_run(folder) for folder in runs]
     if len({wanted.data.size for wanted in recipes}) > 1:
-        told = ", ".join(f"{folder} {wanted.data.size}" for folder, wanted in zip(runs, recipes, strict=True))
-        raise ReportError(f"runs of one sweep must be trained at one size, got {told}")
+        message = ", ".join(f"{folder} {wanted.data.size}" for folder, wanted in zip(runs, recipes, strict=True))
+        raise ReportError(f"runs of one sweep must be trained at one size, got {message}")
     trained = recipes[0].data.sides[0]
     if not trained or len(set(recipes[0].data.sides)) > 1:
         raise ReportError(f"{runs[0]}: dataset {recipes[0].data.name} has no size to sweep, or is not square")
@@ -71,31 +69,3 @@ def run(grid: Grid, tell: Callable[[str], object] = lambda line: None, batch: in
 def write(grid: Grid, found: Results, out: Path) -> list[Path]:
     """OUT/sweep.md, sweep.csv and sweep.png."""
     return render.write(grid, found, out / "sweep.md", out / "sweep.csv", out / "sweep.png")
-
-
-def adopt(weights: Path, source: str, folder: Path, changes: dict[str, str]) -> Path:
-    """Makes a run of a weights file alone: the recipe says how data are read, the file what the model is."""
-    plugins = recipe.load(source).plugins  # read first: the model may come from them
-    about = checkpoint.load_weights(weights)[1]
-    for key in changes:
-        if not key.startswith(("data.", "run.")) or (key == "data.size" and "size" in about):
-            raise ReportError(f"--{key}: expected nothing, {weights} says what the model is and was trained at")
-    wanted = recipe.load(source, changes)
-    values: dict[str, Any] = {
-        name: dict(vars(getattr(wanted, name))) for name in ("data", "task", "augment", "optim", "run")
-    }
-    values["plugins"] = plugins
-    values["optim"]["betas"] = list(values["optim"]["betas"])
-    values["data"]["size"] = about.get("size", wanted.data.size)
-    values["model"] = {"name": about["model"], "encoding": about["encoding"], "options": about["options"]}
-    made = recipe.make(values, str(weights))
-    known = folder / "recipe.toml"
-    if known.is_file() and known.read_text(encoding="utf-8") != made.dumps():
-        raise ReportError(f"{folder}: holds another run, expected a new folder for {weights}")
-    link = folder / "weights.safetensors"
-    if link.exists() and not os.path.samefile(link, weights):
-        raise ReportError(f"{link}: is another file than {weights}, expected a new folder")
-    checkpoint.write(known, made.dumps().encode())
-    if not link.exists():
-        link.symlink_to(weights.resolve())
-    return folder

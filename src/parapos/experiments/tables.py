@@ -16,14 +16,11 @@ from ..text import nearest
 from ..training import fit, recipe
 from ..training.recipe import RecipeError
 from . import render, schedule, store
-from .grid import FINISHED, TRAINING_LOSS, UNBEGUN, Grid, Job, Place, Repeat, Results, Run, check_sizes
+from .grid import TRAINING_LOSS, Grid, Job, Place, Repeat, Results, Run, check_sizes
 from .store import ReportError, at_step
-from .tables_spec import Column, Row, Table, load, paper, shelf
-
-__all__ = [
-    "FINISHED", "UNBEGUN", "Column", "ReportError", "Row", "Run", "Table",
-    "load", "make", "paper", "read_raw", "resolve", "shelf", "with_others", "write", "write_raw",
-]  # fmt: skip
+from .tables_spec import Column, Table
+from .tables_spec import load as load  # for callers of this module
+from .tables_spec import shelf as shelf
 
 
 def check_rows(table: Table, only: Sequence[str]) -> None:
@@ -117,8 +114,8 @@ def make(
 ) -> None:
     """Trains what is not trained and evaluates what is not evaluated. after: called after every run."""
     todo = [job for job in grid.jobs if not job.is_done()]
-    told = f" with {processes} processes" if processes and todo else ""
-    tell(f"{len(grid.jobs) - len(todo)} of {len(grid.jobs)} runs are there, {len(todo)} to do{told}")
+    message = f" with {processes} processes" if processes and todo else ""
+    tell(f"{len(grid.jobs) - len(todo)} of {len(grid.jobs)} runs are there, {len(todo)} to do{message}")
 
     def done(job: Job) -> None:
         check_metrics(grid, job)
@@ -138,8 +135,10 @@ def check_metrics(grid: Grid, job: Job) -> None:
             metrics = known.get(repeat.evaluation)
             if metrics is not None and store.value_of(metrics, repeat.metric.name) is None:
                 data = repeat.evaluation.data or job.run.wanted.data.name
-                told = f"expected {repeat.metric.name}, which {data} has not"
-                raise ReportError(f"{job.run.folder}: {row}, {column}: {told}, or not yet when it was evaluated")
+                message = f"expected the metric {repeat.metric.name}, {data} does not report it"
+                raise ReportError(
+                    f"{job.run.folder}: {row}, {column}: {message}, or did not when the run was evaluated"
+                )
 
 
 def write(grid: Grid, found: Results, out: Path) -> list[Path]:
@@ -150,7 +149,7 @@ def write(grid: Grid, found: Results, out: Path) -> list[Path]:
 
 
 def write_raw(found: Results, out: Path) -> list[Path]:
-    """OUT/cells.csv and curves.csv: the evaluations, and what was told on the way to them."""
+    """OUT/cells.csv and curves.csv: the evaluations, and what was logged during training."""
     for name, of_curve in (("cells", False), ("curves", True)):
         some = {key: value for key, value in found.scores.items() if key[1].startswith("step=") == of_curve}
         store.write(out / f"{name}.csv", some)

@@ -6,8 +6,8 @@ if another one, split, metric if not the headline of the task ("ap_*" is the fir
 figures that only the paper has, folds (then a cell is the mean over runs of these), root (a folder within --data.root).
 [compare] names two rows, and columns whose figures are tested for a difference; `choose` is the column by which a row
 is best. [bench] has the options of a table that trains nothing.
-`seeds` and [blocks] make a study: the same grid for every seed and each data set, told as mean and spread; `minutes` is
-what a run takes, and a column may be `loss_at` a step of training.
+`seeds` and [blocks] make a study: the same grid for every seed and each data set, shown as mean and spread; `minutes`
+is what a run takes, and a column may be `loss_at` a step of training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..data import DATASETS
 from ..text import nearest
@@ -130,12 +130,12 @@ def load(source: str | Path) -> Table:
 Kind = tuple[Callable[[Any], bool], str]  # whether a value is one, and what it should be
 
 
-def _list(each: Kind, told: str) -> Kind:
-    return (lambda x: isinstance(x, list) and all(map(each[0], x)) and len(set(x)) == len(x)), f"a list of {told}"
+def _list(each: Kind, expected: str) -> Kind:
+    return (lambda x: isinstance(x, list) and all(map(each[0], x)) and len(set(x)) == len(x)), f"a list of {expected}"
 
 
-def _table(each: Kind, told: str) -> Kind:
-    return (lambda x: isinstance(x, dict) and all(map(each[0], x.values()))), f"a table of {told}"
+def _table(each: Kind, expected: str) -> Kind:
+    return (lambda x: isinstance(x, dict) and all(map(each[0], x.values()))), f"a table of {expected}"
 
 
 def _one(known: tuple[str, ...]) -> Kind:
@@ -150,18 +150,14 @@ TIME: Kind = (lambda x: type(x) in (int, float) and 0 <= x < math.inf), "a numbe
 ANY: Kind = (lambda x: True), "anything"
 TEXTS, NUMBERS = _list(TEXT, "different texts"), _list(COUNT, "different whole numbers of 0 or more")
 TABLE: Kind = (lambda x: isinstance(x, dict)), "a table"
-KEYS: dict[str, Kind] = {
-    "title": TEXT,
-    "recipe": TEXT,
-    "rows": TABLE,
-    "columns": TABLE,
-    "bench": TABLE,
-    "seeds": NUMBERS,
-    "blocks": _table(TEXT, "recipes"),
-    "minutes": TIME,
-    "choose": TEXT,
-    "compare": _table(TEXTS, "lists of different texts"),
+KINDS: dict[Any, Kind] = {
+    **{str: TEXT, bool: FLAG, int: COUNT, int | None: SIZE, float: TIME},
+    **{tuple[str, ...]: TEXTS, tuple[int, ...]: NUMBERS, dict[str, str]: _table(TEXT, "recipes")},
+    dict[str, list[str]]: _table(TEXTS, "lists of different texts"),
 }
+KEYS, COLUMN = ({key: KINDS.get(t, TABLE) for key, t in get_type_hints(cls).items()} for cls in (Table, Column))
+COLUMN["interpolate"] = (lambda x: FLAG[0](x) or TEXTS[0](x)), "true, false or a list of different rows"
+COLUMN["split"] = _one(SPLITS)
 BENCH: dict[str, Kind] = {
     "model": TEXT,
     "encodings": TEXTS,
@@ -173,27 +169,13 @@ BENCH: dict[str, Kind] = {
 }
 ROW: dict[str, Kind] = {"recipe": TEXT, "instead": _table(TEXT, "recipes")}
 CHANGE: Kind = (lambda x: isinstance(x, (str, bool, int, float, list))), "a value of the recipe"
-COLUMN: dict[str, Kind] = {
-    "size": SIZE,
-    "data": TEXT,
-    "interpolate": ((lambda x: FLAG[0](x) or TEXTS[0](x)), "true, false or a list of different rows"),
-    "recipe": TEXT,
-    "split": _one(SPLITS),
-    "metric": TEXT,
-    "measured": FLAG,
-    "loss_at": COUNT,
-    "folds": NUMBERS,
-    "root": TEXT,
-    "count": FLAG,
-    "without": TEXTS,
-}
 
 
 def _check(path: Path, where: str, values: Mapping[str, Any], kinds: Mapping[str, Kind], other: Kind = ANY) -> None:
     for key, value in values.items():
-        good, told = kinds.get(key, other)
-        if not good(value):
-            raise ReportError(f"{path.name}: {where}{key}: expected {told}, got {value!r}")
+        is_good, expected = kinds.get(key, other)
+        if not is_good(value):
+            raise ReportError(f"{path.name}: {where}{key}: expected {expected}, got {value!r}")
 
 
 def _make(path: Path, values: dict[str, Any]) -> Table:
@@ -207,8 +189,8 @@ def _make(path: Path, values: dict[str, Any]) -> Table:
                 raise ReportError(f"{path.name}: {key}.{name!r}: expected a name without slashes, as files have it")
     needed = {"blocks" if "seeds" in values else "recipe", "rows", "columns"}
     if "title" not in values or not ("bench" in values or needed <= set(values)):
-        told = "either [bench] or recipe, [rows] and [columns], with seeds [blocks] instead of recipe"
-        raise ReportError(f"{path.name}: expected title, and {told}")
+        message = "either [bench] or recipe, [rows] and [columns], with seeds [blocks] instead of recipe"
+        raise ReportError(f"{path.name}: expected title, and {message}")
     _known(path, "bench.", values.get("bench", {}), list(BENCH))
     _check(path, "bench.", values.get("bench", {}), BENCH)
     for key in BENCH if "bench" in values else ():

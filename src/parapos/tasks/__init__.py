@@ -57,6 +57,6 @@ def create_task(name: str, dataset: Any, **options: Any) -> Task:
     known = task_options(cls)
     for option in options:
         if option not in known:
-            told = f"expected some of {', '.join(known)}" if known else "it has none"
-            raise ValueError(f"task {name} has no option {option!r}, {told}{nearest(option, known)}")
+            message = f"expected some of {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"task {name} has no option {option!r}, {message}{nearest(option, known)}")
     return cls(dataset, **options)

@@ -70,12 +70,13 @@ class Classification(Task):
         known, number = learned.get("class_names"), learned["num_classes"]
         if relabel in ("", "order"):
             if self.classes != number:
-                raise ValueError(f"has {self.classes} classes, the model has {number}")
+                advice = "parapos eval --relabel names, or a TOML file of pairs, says which are the same"
+                raise ValueError(f"has {self.classes} classes, expected the model's {number}; {advice}")
             if relabel == "" and known is not None and self.class_names not in (None, known):
                 assert self.class_names is not None
                 i = next(i for i, (a, b) in enumerate(zip(self.class_names, known, strict=True)) if a != b)
-                told = f"class {i} is {self.class_names[i]!r}, the model learned {known[i]!r}"
-                raise ValueError(f"{told}; if that is meant, give --relabel order, names or a TOML file")
+                reason = f"class {i} is {self.class_names[i]!r}, the model learned {known[i]!r}"
+                raise ValueError(f"{reason}; if that is meant, give --relabel order, names or a TOML file")
             return
         if known is None or self.class_names is None:
             raise ValueError(f"--relabel {relabel} needs names of classes, from the run and from the data; give order")
@@ -85,8 +86,8 @@ class Classification(Task):
             if name not in pairs:
                 raise ValueError(f"--relabel {relabel}: says nothing of class {name!r}{nearest(name, list(pairs))}")
             if pairs[name] not in place:
-                told = f"class {pairs[name]!r} was not learned{nearest(pairs[name], known)}"
-                raise ValueError(f"--relabel {relabel}: {told}")
+                reason = f"class {pairs[name]!r} was not learned{nearest(pairs[name], known)}"
+                raise ValueError(f"--relabel {relabel}: {reason}")
         self.labels = torch.tensor([place[pairs[name]] for name in self.class_names])
         if self.subset is not None:
             self.subset = sorted({int(self.labels[i]) for i in self.subset})

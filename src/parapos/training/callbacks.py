@@ -112,9 +112,9 @@ class Display:
         if "train_loss" in row and self.bar is not None:
             return
         left = (time.monotonic() - self.began) / max(1, row["step"] - self.start) * (self.steps - row["step"])
-        told = [f"{key} {value:.4g}" for key, value in row.items() if key not in ("step", "epoch")]
+        message = [f"{key} {value:.4g}" for key, value in row.items() if key not in ("step", "epoch")]
         place = f"epoch {row['epoch']}/{epochs} step {row['step']}/{self.steps}"
-        self.line(", ".join([place, *told, f"left {timedelta(seconds=round(left))}"]))
+        self.line(", ".join([place, *message, f"left {timedelta(seconds=round(left))}"]))
 
     def close(self) -> None:
         if self.bar is not None:
@@ -225,8 +225,8 @@ class Engine(Callback):
         finite = checkpoint.not_finite(module.model) is None
         if not trainer.strategy.reduce_boolean_decision(finite):
             good = checkpoint.latest(self.folder / "checkpoints")[0]
-            told = f"weights are not finite after step {module.progress.step}"
-            raise NonFiniteLoss(f"{told}; last good checkpoint: {good or 'none yet'}")
+            message = f"weights are not finite after step {module.progress.step}"
+            raise NonFiniteLoss(f"{message}; last good checkpoint: {good or 'none yet'}")
 
     def _save(self, trainer: Trainer, module: TrainingModule) -> Path:
         folder = self.folder / "checkpoints"

@@ -40,6 +40,14 @@ def write(path: Path, data: bytes | memoryview) -> None:
         file.write(data)
 
 
+def check_writable(folder: Path) -> None:
+    """Makes a folder. If nothing can be written to it, an OSError says so now and not after the work."""
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f".{os.getpid()}.probe"
+    probe.touch()
+    probe.unlink()
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """Where to write a file, which is flushed to disk and put in its place when the block ends."""
@@ -159,7 +167,7 @@ def latest(folder: Path) -> tuple[Path | None, list[str]]:
     for path in steps(folder).values():
         if (wrong := damage(path)) is None:
             return path, messages
-        messages.append(f"{path}: {wrong}; going back to the one before")
+        messages.append(f"{path}: {wrong}; using the one before it")
     if messages:
         raise CheckpointError("; ".join(messages) + ", but there is none")
     return None, []
@@ -205,16 +213,16 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         model = build(**about["options"])
         model.to(next(iter(weights.values())).dtype).load_state_dict(weights)
     except Exception as error:
-        told = str(error) or type(error).__name__
-        raise CheckpointError(f"{path}: header and weights do not make a model: {told}") from None
+        message = str(error) or type(error).__name__
+        raise CheckpointError(f"{path}: header and weights do not make a model: {message}") from None
     if (bad := not_finite(model)) is not None:
-        raise CheckpointError(f"{path}: {bad} holds NaN or infinity; these weights answer nothing")
+        raise CheckpointError(f"{path}: {bad} holds NaN or infinity; these weights cannot be used")
     return model.eval(), about
 
 
 def not_finite(model: nn.Module) -> str | None:
-    """The name of the first parameter that is not finite."""
-    return next((name for name, p in model.named_parameters() if not bool(p.isfinite().all())), None)
+    """The name of the first tensor of the weights, parameter or buffer, that is not finite."""
+    return next((name for name, x in model.state_dict().items() if not bool(x.isfinite().all())), None)
 
 
 def _about(text: str) -> dict[str, Any]:
@@ -245,8 +253,8 @@ def compare(wanted: Mapping[str, Tensor], found: Mapping[str, Any]) -> None:
     for name in [*wanted, *found]:
         a, b = wanted.get(name), found.get(name)
         if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
-            told = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (a, b)]
-            raise ValueError(f"{name}: expected {told[0]}, got {told[1]}")
+            message = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (a, b)]
+            raise ValueError(f"{name}: expected {message[0]}, got {message[1]}")
 
 
 class SafeIO(CheckpointIO):

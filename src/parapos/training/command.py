@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..malloc import keep_memory
 from ..text import table
-from . import checkpoint, fit, recipe, rows
+from . import fit, recipe, rows
 from .callbacks import Stopped
 from .module import NonFiniteLoss
 from .recipe import Recipe, RecipeError
@@ -22,7 +20,7 @@ def train(source: str, out: Path | None, resume: bool, changes: Mapping[str, str
     keep_memory()
     if Path(source).is_dir():
         if out is not None:
-            raise RecipeError(f"--out: {source} is a run already, expected a recipe")
+            raise RecipeError(f"--out: {source} is a run already, expected a recipe; leave --out out")
         out, source = Path(source), str(Path(source) / "recipe.toml")
         recipe.find(source)
     wanted = recipe.load(source, changes)
@@ -84,8 +82,8 @@ def _position_scale(wanted: Recipe, size: int | tuple[int, int] | None, scale: s
         sides = wanted.data.sides if size is None else (size, size) if isinstance(size, int) else size
         factors = {trained / side for trained, side in zip(wanted.data.sides, sides, strict=True)}
         if len(factors) > 1:
-            told = f"from {wanted.data.sides} to {sides} both sides differ by other factors, expected one"
-            raise RecipeError(f"--position-scale: {told}")
+            message = f"from {wanted.data.sides} to {sides} both sides differ by other factors, expected one"
+            raise RecipeError(f"--position-scale: {message}")
         return factors.pop()
     try:
         factor = float(scale)
@@ -100,11 +98,7 @@ def _add_row(path: Path, row: Mapping[str, object]) -> None:
     """Adds a row to a CSV file. Columns that are new come last, and are empty in the rows before."""
     old = rows.read(path)
     columns = dict.fromkeys([*(old[0] if old else ()), *row])
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([*old, row])
-    checkpoint.write(path, text.getvalue().encode())
+    rows.write(path, list(columns), [[line.get(name, "") for name in columns] for line in (*old, row)])
 
 
 def _say(text: str) -> None:

@@ -33,7 +33,7 @@ from . import checkpoint, recipe, state
 from .callbacks import Display, Engine, Recorder, Stopped
 from .loading import Loader, count_skipped
 from .lock import FolderLock
-from .machine import as_possible, make_trainer, own_signals, quiet, told_plainly
+from .machine import as_possible, make_trainer, own_signals, plain_errors, quiet
 from .machine import is_first as is_first  # for callers of this module
 from .module import Progress, TrainingModule
 from .recipe import Recipe, RecipeError
@@ -52,7 +52,7 @@ def train(wanted: Recipe, folder: Path, *, must_exist: bool = False) -> str:
     wanted = _absolute(wanted)
     lock = FolderLock(folder)
     try:
-        with told_plainly():
+        with plain_errors():
             return _train(wanted, folder, must_exist, lock)
     finally:
         lock.release()
@@ -71,16 +71,16 @@ def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> 
         world, rank = trainer.world_size, trainer.global_rank
         part = wanted.optim.part or max(1, wanted.optim.batch // world)
         if wanted.optim.batch % (part * world):
-            told = f"a multiple of {world} devices x optim.part {part} = {world * part}"
-            raise RecipeError(f"optim.batch: expected {told}, got {wanted.optim.batch}")
+            reason = f"a multiple of {world} devices x optim.part {part} = {world * part}"
+            raise RecipeError(f"optim.batch: expected {reason}, got {wanted.optim.batch}")
 
         training, validation = (wanted.dataset(split) for split in ("train", "val"))
         plan = Plan(
             samples=len(training), batch=wanted.optim.batch, part=part, seed=wanted.run.seed, world=world, rank=rank
         )
         if resumed and samples != len(training):
-            told = f"{samples} training samples as when the run began, got {len(training)}"
-            raise RecipeError(f"data: expected {told}")
+            reason = f"{samples} training samples as when the run began, got {len(training)}"
+            raise RecipeError(f"data: expected {reason}")
         task = wanted.make_task(training)
         wanted = dataclasses.replace(wanted, learned=_learned(wanted, training, task))
         before = load_run(folder).learned.get("targets") if known else None
@@ -162,7 +162,7 @@ def evaluate(
     except ValueError as error:
         raise RecipeError(f"dataset {data or wanted.data.name}: {error}") from None
     run = as_possible(wanted.run)
-    with told_plainly(), quiet(run):
+    with plain_errors(), quiet(run):
         trainer = make_trainer(run, logger=False)
         module = TrainingModule(model, task, wanted, position_scale)
         module.average, module.keep_predictions = None, predictions is not None
@@ -221,8 +221,8 @@ def _check_memory(wanted: Recipe, outputs: Mapping[str, Any]) -> None:
 
 def _tell_skipped(*datasets: Dataset) -> None:
     for dataset in datasets:
-        if (told := count_skipped(dataset)) and is_first():
-            print(told, file=sys.stderr)
+        if (reason := count_skipped(dataset)) and is_first():
+            print(reason, file=sys.stderr)
 
 
 def load_run(folder: Path) -> Recipe:
@@ -256,7 +256,7 @@ def _take_up(
     if must_exist:
         raise RecipeError(f"{folder}: nothing to resume, it has no checkpoints")
     if (folder / "metrics.csv").exists() and is_first():
-        print(f"{folder}: has no checkpoints, beginning anew", file=sys.stderr)
+        print(f"{folder}: has no checkpoints, starting over", file=sys.stderr)
     return None, {}, Progress(), None
 
 
@@ -268,17 +268,17 @@ def _begin(wanted: Recipe, folder: Path, world: int) -> None:
             path.unlink(missing_ok=True)
     versions = folder / "versions.json"
     try:
-        told = json.loads(versions.read_bytes()) if versions.exists() else []
+        history = json.loads(versions.read_bytes()) if versions.exists() else []
     except ValueError as error:
         raise checkpoint.CheckpointError(f"{versions}: not JSON: {error}") from None
-    if not isinstance(told, list):
-        raise checkpoint.CheckpointError(f"{versions}: expected a list, got {type(told).__name__}")
+    if not isinstance(history, list):
+        raise checkpoint.CheckpointError(f"{versions}: expected a list, got {type(history).__name__}")
     now = {**_versions(), "processes": world}
-    if not told or told[-1] != now:
-        if told:
-            change = "machine, software or number of processes changed; going on is not exact to the bit"
+    if not history or history[-1] != now:
+        if history:
+            change = "machine, software or number of processes changed; resuming is not exact to the bit"
             print(f"{versions}: {change}", file=sys.stderr)
-        checkpoint.write(versions, (json.dumps([*told, now], indent=2) + "\n").encode())
+        checkpoint.write(versions, (json.dumps([*history, now], indent=2) + "\n").encode())
 
 
 def _versions() -> dict[str, Any]:

@@ -17,8 +17,8 @@ class WorkerLost(ChildProcessError):
     """A data worker was killed. The message says what to do."""
 
     def __init__(self) -> None:
-        told = "a data worker was killed, perhaps for want of memory"
-        super().__init__(f"{told}; run the same command again to resume, with fewer --data.workers")
+        message = "a data worker was killed, perhaps for want of memory"
+        super().__init__(f"{message}; run the same command again to resume, with fewer --data.workers")
 
 
 class _Samples:

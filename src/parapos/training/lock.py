@@ -21,7 +21,7 @@ class FolderLock:
         self._file: int | None = None
 
     def acquire(self) -> bool:
-        """Takes the lock, or says that another process has it. A file system without locks is told and accepted."""
+        """Takes the lock, or says that another process has it. A file system without locks is reported and accepted."""
         while self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -31,8 +31,8 @@ class FolderLock:
                 os.close(file)
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     return False
-                told = f"cannot be locked ({error.strerror}); see to it that nothing else trains there"
-                print(f"{self.path.parent}: {told}", file=sys.stderr)
+                message = f"cannot be locked ({error.strerror}); see to it that nothing else trains there"
+                print(f"{self.path.parent}: {message}", file=sys.stderr)
                 return True
             if self._is_at_its_path(file):
                 self._file = file

@@ -48,9 +48,9 @@ def make_trainer(run: Run, **options: Any) -> Trainer:
     cuda = run.accelerator != "cpu" and torch.cuda.is_available()
     for key, value, needs in (("precision", run.precision, "16-mixed"), ("strategy", run.strategy, "fsdp")):
         if value == needs and not cuda:
-            raise RecipeError(f"run.{key}: {value} needs a GPU, and there is none here")
+            raise RecipeError(f"run.{key}: {value} needs a GPU, but no GPU is available")
     if run.accelerator == "gpu" and not cuda:
-        raise RecipeError("run.accelerator: gpu, and there is none here")
+        raise RecipeError("run.accelerator: gpu, but no GPU is available")
     devices, nodes = _places(run, cuda)
     return Trainer(
         accelerator="gpu" if cuda else "cpu",
@@ -126,7 +126,7 @@ def quiet(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """Errors of the machine that torch tells in many lines, as an OSError with one."""
     try:
         yield
@@ -134,8 +134,8 @@ def told_plainly() -> Iterator[None]:
         text = str(error)
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "tried to allocate" in text.lower():
             need = re.search(r"allocate ([\d.]+ ?\w+)", text)
-            told = f"no memory for {need[1]} more" if need else "no memory left"
-            raise OSError(f"{told}; a smaller optim.part, data.eval_batch, data.size or model takes less") from None
+            reason = f"could not allocate {need[1]}" if need else "out of memory"
+            raise OSError(f"{reason}; a smaller optim.part, data.eval_batch, data.size or model needs less") from None
         if text.startswith("DataLoader worker (pid"):
             raise WorkerLost from None
         raise

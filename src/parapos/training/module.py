@@ -12,7 +12,8 @@ B samples of a part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from ..data.sampling import EvalBatches, Plan, step_seed
 from ..tasks import Evaluator, Task
 from .optim import Average, make_optimizer, make_schedule
-from .recipe import Recipe
+from .recipe import Recipe, RecipeError
 
 
 class NonFiniteLoss(RuntimeError):
@@ -103,7 +104,8 @@ class TrainingModule(LightningModule):
         assert plan is not None
         part = plan.part_of(batch_idx)
         torch.manual_seed(step_seed(plan.seed, step, part))
-        loss = self.task.loss(self.model, batch)
+        with self._needs(batch):
+            loss = self.task.loss(self.model, batch)
         total = loss.total
         if plan.keys(step, part):
             found = [total.detach() if loss.by_sample is None else loss.by_sample.double().sum(), loss.weight]
@@ -164,10 +166,22 @@ class TrainingModule(LightningModule):
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         assert self.eval_batches is not None
         assert self.evaluator is not None
-        if self.eval_batches.real(batch_idx):
-            self.evaluator.update(self.judged, batch)
-        elif self.recipe.run.strategy == "fsdp":  # gathers weights from all processes, which must all take part
-            self.task.evaluator().update(self.judged, batch)
+        with self._needs(batch):
+            if self.eval_batches.real(batch_idx):
+                self.evaluator.update(self.judged, batch)
+            elif self.recipe.run.strategy == "fsdp":  # gathers weights from all processes, which must all take part
+                self.task.evaluator().update(self.judged, batch)
+
+    @contextmanager
+    def _needs(self, batch: dict[str, Any]) -> Iterator[None]:
+        """An entry that the task looks for and samples do not have is a mistake of the recipe."""
+        try:
+            yield
+        except KeyError as error:
+            if error.args[0] in batch:
+                raise
+            told = f"expected samples with {error.args[0]!r}, they have {', '.join(batch)}"
+            raise RecipeError(f"task {self.recipe.task_name}: {told}; change task.name or data.name") from error
 
     def on_validation_epoch_end(self) -> None:
         assert self.evaluator is not None

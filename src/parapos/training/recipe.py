@@ -11,12 +11,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import tomllib
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import tomli_w
 import torch
@@ -28,7 +27,7 @@ from ..encodings import ENCODINGS
 from ..models import MODELS
 from ..tasks import TASKS, Task, create_task, task_class, task_options
 from ..text import nearest
-from .schema import Augment, Bad, Data, Model, Optim, Run, TaskChoice
+from .schema import Augment, Bad, Data, Model, Optim, Run, TaskChoice, make_section, typed
 
 
 class RecipeError(ValueError):
@@ -70,6 +69,11 @@ class Recipe:
             return create_task(self.task_name, dataset, **given)
         except (ValueError, TypeError) as error:
             raise RecipeError(f"task: {error}") from None
+        except AttributeError as error:
+            if error.obj is not dataset:
+                raise
+            reason = f"expected a dataset with `{error.name}`, {type(dataset).__name__} has none"
+            raise RecipeError(f"task {self.task_name}: {reason}; change task.name or data.name") from None
 
     def judged(self, split: str, name: str | None = None, **changes: Any) -> Any:
         """`dataset` for an evaluation: samples of a training split are not varied."""
@@ -132,11 +136,12 @@ def make(values: Mapping[str, Any], name: str, origins: Mapping[str, str] | None
     known = [f.name for f in dataclasses.fields(Recipe)]
     for key in values:
         if key not in known:
-            told = f"expected one of {', '.join(SECTIONS)}{nearest(key, known)}"
-            raise RecipeError(f"{name}: [{key}]: unknown section, {told}")
+            reason = f"expected one of {', '.join(SECTIONS)}{nearest(key, known)}"
+            raise RecipeError(f"{name}: [{key}]: unknown section, {reason}")
     made: dict[str, Any] = {"plugins": tuple(values.get("plugins", ())), "learned": values.get("learned", {})}
     if not isinstance(values.get("plugins", []), list | tuple) or not all(type(p) is str for p in made["plugins"]):
         raise refused("plugins", f"expected a list of names of modules, got {values['plugins']!r}")
+    made["plugins"] = tuple(dict.fromkeys([*made["plugins"], *extensions.given]))
     try:
         extensions.load(made["plugins"])
     except extensions.PluginError as error:
@@ -145,7 +150,7 @@ def make(values: Mapping[str, Any], name: str, origins: Mapping[str, str] | None
         if key in values and not isinstance(values[key], dict):
             raise refused(key, f"expected a section [{key}], got {values[key]!r}")
         try:
-            made[key] = _make_section(kind, values.get(key, {})) if key in SECTIONS else made[key]
+            made[key] = make_section(kind, values.get(key, {})) if key in SECTIONS else made[key]
         except Bad as bad:
             raise refused(f"{key}.{bad.key}", bad.message) from None
     recipe = Recipe(**made)
@@ -241,47 +246,6 @@ def _change(values: dict[str, Any], key: str, text: str, path: Path) -> None:
     table[inner[-1]] = value
 
 
-def _make_section(cls: type, values: dict[str, Any]) -> Any:
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    kinds = get_type_hints(cls)
-    for key in values:
-        if key not in fields:
-            raise Bad(key, f"unknown key, expected one of {', '.join(fields)}{nearest(key, list(fields))}")
-    for key, spec in fields.items():
-        needed = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
-        if needed and key not in values:
-            raise Bad(key, f"missing, expected {_told(kinds[key])}")
-    return cls(**{key: _typed(key, value, kinds[key]) for key, value in values.items()})
-
-
-def _typed(key: str, value: Any, kind: Any) -> Any:
-    if isinstance(kind, types.UnionType):
-        kind = next(
-            (k for k in get_args(kind) if (get_origin(k) is tuple) == isinstance(value, list)), get_args(kind)[0]
-        )
-    if get_origin(kind) is dict and isinstance(value, dict):
-        return value
-    if get_origin(kind) is tuple and isinstance(value, list | tuple) and len(value) == len(get_args(kind)):
-        return tuple(_typed(key, v, k) for v, k in zip(value, get_args(kind), strict=True))
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is float and isinstance(value, float) and not abs(value) < float("inf"):
-        raise Bad(key, f"expected a finite number, got {value!r}")
-    if type(value) is not kind:
-        raise Bad(key, f"expected {_told(kind)}, got {value!r}")
-    return value
-
-
-def _told(kind: Any) -> str:
-    if isinstance(kind, types.UnionType):
-        return " or ".join(map(_told, get_args(kind)))
-    if get_origin(kind) is tuple:
-        return f"a list of {len(get_args(kind))} numbers"
-    if get_origin(kind) is dict:
-        return "a table"
-    return {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]
-
-
 def _as_judged(dataset: Any) -> Any:
     """A dataset without variation. Those that vary samples have either a method for it, or an attribute."""
     if hasattr(dataset, "as_judged"):
@@ -305,8 +269,8 @@ def _check_together(recipe: Recipe) -> None:
     known = task_options(recipe.task_class)
     for key in recipe.task.options:
         if key not in known:
-            told = f"expected some of {', '.join(known)}{nearest(key, known)}" if known else "it has none"
-            raise Bad(f"task.options.{key}", f"task {recipe.task_name} has no such option, {told}")
+            reason = f"expected some of {', '.join(known)}{nearest(key, known)}" if known else "it has none"
+            raise Bad(f"task.options.{key}", f"task {recipe.task_name} has no such option, {reason}")
     for key in ("mixup", "cutmix", "smoothing"):
         if getattr(recipe.augment, key) and key not in known:
             raise Bad(f"augment.{key}", f"task {recipe.task_name} has no {key}, expected 0")
@@ -316,16 +280,20 @@ def _check_together(recipe: Recipe) -> None:
         raise Bad("optim.ema", "cannot be combined with run.strategy = 'fsdp', which cuts the weights into pieces")
     inputs: tuple[str, ...] = getattr(MODELS[recipe.model.name][0], "inputs", ("image",))
     if not set(inputs) <= set(source.gives):
-        told = f"takes {', '.join(inputs)}, dataset {data.name} gives {', '.join(source.gives)}"
-        raise Bad("model.name", f"{recipe.model.name} {told}")
+        reason = f"takes {', '.join(inputs)}, dataset {data.name} gives {', '.join(source.gives)}"
+        raise Bad("model.name", f"{recipe.model.name} {reason}")
     for key in ("mixup", "cutmix"):
         if getattr(recipe.augment, key) and "image" not in inputs:
             raise Bad(f"augment.{key}", f"mixes images, model {recipe.model.name} takes {', '.join(inputs)}")
     _check_options(recipe.model)
+    outputs = recipe.task_class.outputs(None)
     try:
         with torch.device("meta"):
-            model = recipe.model.build(recipe.task_class.outputs(None))
+            model = recipe.model.build(outputs)
     except Exception as error:  # layers raise whatever they stumble over
+        if recipe.task.name and any(f"'{name}'" in str(error) for name in outputs):
+            reason = f"{recipe.task_name} sets {', '.join(outputs)}, which model {recipe.model.name} does not take"
+            raise Bad("task.name", reason) from None
         raise Bad("model", str(error) or type(error).__name__) from None
     _check_patches(data, source, model)
 
@@ -335,8 +303,8 @@ def _check_data(data: Data, source: Source) -> None:
     known = [key for key in source.options if key != "seed"]
     for key in data.options:
         if key not in known:
-            told = f"dataset {data.name} has no such option, expected some of {', '.join(known)}{nearest(key, known)}"
-            raise Bad(f"data.options.{key}", told)
+            reason = f"dataset {data.name} has no such option, expected some of {', '.join(known)}{nearest(key, known)}"
+            raise Bad(f"data.options.{key}", reason)
     if data.root and "root" not in known:
         raise Bad("data.root", f"dataset {data.name} has no root, expected nothing, got {data.root!r}")
     if not data.root and "root" in known and source.options["root"].default is inspect.Parameter.empty:
@@ -377,7 +345,7 @@ def _check_options(model: Model) -> None:
         if type(None) in get_args(kind) and len(get_args(kind)) == 2:
             kind = get_args(kind)[0]
         if kind in (int, float, str, bool):
-            _typed(f"model.options.{key}", value, kind)
+            typed(f"model.options.{key}", value, kind)
 
 
 def _known_fields(name: str, cls: Any, values: Mapping[str, Any]) -> None:
@@ -386,8 +354,8 @@ def _known_fields(name: str, cls: Any, values: Mapping[str, Any]) -> None:
     fields = [f.name for f in dataclasses.fields(cls)]
     for key in values:
         if key not in fields:
-            told = f"unknown key, expected one of {', '.join(fields)}{nearest(key, fields)}"
-            raise Bad(f"augment.sample.{key}", told)
+            reason = f"unknown key, expected one of {', '.join(fields)}{nearest(key, fields)}"
+            raise Bad(f"augment.sample.{key}", reason)
     try:
         cls(**_tuples(values))
     except (TypeError, ValueError) as error:

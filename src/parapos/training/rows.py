@@ -1,13 +1,14 @@
-"""CSV files of runs and tables, read back; what is damaged in one is told by file and line."""
+"""CSV files of runs and tables. An error names the file and the line that is damaged."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import checkpoint
 from .checkpoint import CheckpointError
 
 
@@ -38,6 +39,15 @@ def read(
     return parse(path, data, columns, optional=optional, numbers=numbers, whole=whole, needed=needed)
 
 
+def write(path: Path, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
+    """Puts a file with a header in place, whole."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(lines)
+    checkpoint.write(path, text.getvalue().encode())
+
+
 def parse(
     path: Path,
     data: bytes,
@@ -60,8 +70,8 @@ def parse(
         header = next(lines, None)
         least = [name for name in columns if name not in optional]
         if header is None or (columns and header not in (list(columns), least)) or len(set(header)) < len(header):
-            told = f"the columns {','.join(columns)}" if columns else "a header of different columns"
-            raise CheckpointError(f"{path}: expected {told}")
+            message = f"the columns {','.join(columns)}" if columns else "a header of different columns"
+            raise CheckpointError(f"{path}: expected {message}")
         for name in needed:
             if name not in header:
                 raise CheckpointError(f"{path}: expected a column {name}, got {','.join(header)}")

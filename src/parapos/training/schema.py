@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -104,8 +106,8 @@ class Data:
 
     def __post_init__(self) -> None:
         _known("name", self.name, list(DATASETS))
-        told = f"up to {MOST_PIXELS} pixels"
-        _need("size", all(0 <= side <= MOST_PIXELS for side in self.sides), told, self.size)
+        reason = f"up to {MOST_PIXELS} pixels"
+        _need("size", all(0 <= side <= MOST_PIXELS for side in self.sides), reason, self.size)
         _need("eval_batch", 1 <= self.eval_batch <= MOST_BATCH, f"from 1 to {MOST_BATCH}", self.eval_batch)
         _need("workers", 0 <= self.workers <= MOST, f"from 0 to {MOST}", self.workers)
         _need("root", _is_utf8(self.root), "a path in UTF-8, as the recipe of a run is", self.root)
@@ -233,3 +235,46 @@ class Run:
             raise Bad("precision", "16-mixed needs a GPU; on the CPU take bf16-mixed or 32-true")
         if self.strategy == "fsdp" and self.accelerator == "cpu":
             raise Bad("strategy", "fsdp needs GPUs; on the CPU take ddp")
+
+
+def make_section(cls: type, values: dict[str, Any]) -> Any:
+    """A section from the values of a file. Raises `Bad` for unknown or missing keys and wrong types."""
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    kinds = get_type_hints(cls)
+    for key in values:
+        if key not in fields:
+            raise Bad(key, f"unknown key, expected one of {', '.join(fields)}{nearest(key, list(fields))}")
+    for key, spec in fields.items():
+        needed = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        if needed and key not in values:
+            raise Bad(key, f"missing, expected {_name_of(kinds[key])}")
+    return cls(**{key: typed(key, value, kinds[key]) for key, value in values.items()})
+
+
+def typed(key: str, value: Any, kind: Any) -> Any:
+    """The value as the kind that an annotation names; lists become tuples, whole numbers floats."""
+    if isinstance(kind, types.UnionType):
+        kind = next(
+            (k for k in get_args(kind) if (get_origin(k) is tuple) == isinstance(value, list)), get_args(kind)[0]
+        )
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return value
+    if get_origin(kind) is tuple and isinstance(value, list | tuple) and len(value) == len(get_args(kind)):
+        return tuple(typed(key, v, k) for v, k in zip(value, get_args(kind), strict=True))
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is float and isinstance(value, float) and not abs(value) < float("inf"):
+        raise Bad(key, f"expected a finite number, got {value!r}")
+    if type(value) is not kind:
+        raise Bad(key, f"expected {_name_of(kind)}, got {value!r}")
+    return value
+
+
+def _name_of(kind: Any) -> str:
+    if isinstance(kind, types.UnionType):
+        return " or ".join(map(_name_of, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return f"a list of {len(get_args(kind))} numbers"
+    if get_origin(kind) is dict:
+        return "a table"
+    return {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]

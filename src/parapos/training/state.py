@@ -30,8 +30,8 @@ def load(path: Path) -> tuple[dict[str, Any], Progress, int]:
         progress = {"part_sums": {}, **progress}
         progress.pop("rows", None)  # of the metrics file, which older versions counted
     if not isinstance(progress, dict) or {key: type(value) for key, value in progress.items()} != kinds:
-        told = ", ".join(f"{field.name} ({kinds[field.name].__name__})" for field in fields(Progress))
-        raise CheckpointError(f"{path}: progress: expected {told}, got {str(progress)[:200]}")
+        message = ", ".join(f"{field.name} ({kinds[field.name].__name__})" for field in fields(Progress))
+        raise CheckpointError(f"{path}: progress: expected {message}, got {str(progress)[:200]}")
     if type(samples) is not int or samples < 1 or min(progress["step"], progress["validated"]) < 0:
         raise CheckpointError(f"{path}: expected counts of steps and samples, got {progress}, {samples!r} samples")
     return state, Progress(**progress), samples

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..encodings.parabolic import PaPE, PaPERI
+from .parabolic import PaPE, PaPERI
 
 
 def preactivations(encoding: PaPE | PaPERI, x: Tensor) -> tuple[Tensor, Tensor]:
