@@ -144,7 +144,7 @@ def test_coefficients_that_samples_and_queries_share(masked: bool) -> None:
     q, k, v = inputs()
     s, P = torch.rand(3, 2, requires_grad=True), Positions.of(parapos.grid_positions(4, 6))
     mask = torch.rand(2, 24) > 0.3 if masked else None
-    with patch.object(fused, "PART_BYTES", 64):
+    with patch.multiple(fused, PART_BYTES=64, FEW_SCORES=0):
         found, want = (output(q, k, v, [Bowl(s, P)], mask, kernel=kernel) for kernel in ("fused", "reference"))
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
         grads = [torch.autograd.grad(out.square().sum(), s)[0] for out in (found, want)]

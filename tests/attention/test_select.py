@@ -186,6 +186,7 @@ def test_any_number_of_tokens_in_any_parts(
 ) -> None:
     """A head of a sample at a time, a few, or all; blocks of one query, a few or all: the same output and gradients."""
     monkeypatch.setattr(fused, "PART_BYTES", size)
+    monkeypatch.setattr(fused, "FEW_SCORES", 0)
     monkeypatch.setattr(score_blocks, "BLOCK_BYTES", size)
     g = torch.Generator().manual_seed(3)
     to = None if keys is None else torch.rand(2, keys, 2, generator=g) * 5

@@ -25,6 +25,7 @@ from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, p
 from .terms import Relative, Table
 
 PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head of one sample
+FEW_SCORES = 2**20  # a sample of so few scores is not parted: a part takes as long to begin
 MANY_QUERIES = 2048  # one head of so many keeps all threads busy
 
 
@@ -41,7 +42,8 @@ def _parts(q: Tensor, k: Tensor, width: int, copies: int) -> list[tuple[slice, s
     b, h, n, _ = q.shape
     one = copies * max(n, k.shape[2]) * width * q.element_size()
     least = 1 if n >= MANY_QUERIES else min(h, torch.get_num_threads())
-    heads = -(-h // max(1, min(round(h * one / PART_BYTES), h // least)))  # parts of equal size
+    count = 1 if h * n * k.shape[2] <= FEW_SCORES else max(1, min(round(h * one / PART_BYTES), h // least))
+    heads = -(-h // count)  # parts of equal size
     samples = max(1, min(b, PART_BYTES // (one * h)))
     starts = product(range(0, b, samples), range(0, h, heads))
     return [(slice(i, min(i + samples, b)), slice(j, min(j + heads, h))) for i, j in starts]
