@@ -24,10 +24,10 @@ Models, by the names of the registry:
 
 Answers:
 
-    RawDetections(o2m, o2o, mask, reg_max)   a NamedTuple
-        o2m, o2o: three maps (B, 4 R + C, h, w) each, of strides 8, 16, 32; o2m is () from a head with deploy=True.
+    RawDetections(o2m, o2o, strides, bins, mask)   a NamedTuple
+        o2m, o2o: three maps (B, 4 R + C, h, w) each, of strides 8, 16, 32; o2m is () with forward(..., deploy=True).
         mask: (B, A) boolean, True for anchors on the image, or None: all are.
-    decode(raw.o2o, mask, reg_max) -> boxes (B, A, 4), scores (B, A, C)   # float32, also under autocast
+    decode(raw.o2o, raw.strides, raw.bins, raw.mask) -> boxes (B, A, 4), scores (B, A, C)   # float32, always
     postprocess(raw, max_det=100) -> (B, k, 6): x1, y1, x2, y2, score, class; best first; k = min(max_det, A).
         Scores of anchors off the image are 0; thresholds such as score >= 0.001 are the caller's.
 
@@ -61,3 +61,25 @@ so by four members, which default to what a task with one weight needs:
 BatchNorm's running statistics: the engine starts each part of a step from the step's buffers and ends the step with
 their mean over the samples, so that neither the number of processes nor of parts changes how often they move.
 """
+
+from .base import Deployed, Detector
+from .boxes import RawDetections, ciou, decode, postprocess, select_topk
+from .events import EventDetector
+from .image import DetectorViT, pad_images
+from .loss import DetectionSums, branch_of, detection_loss
+
+__all__ = [
+    "Deployed",
+    "DetectionSums",
+    "Detector",
+    "DetectorViT",
+    "EventDetector",
+    "RawDetections",
+    "branch_of",
+    "ciou",
+    "decode",
+    "detection_loss",
+    "pad_images",
+    "postprocess",
+    "select_topk",
+]
