@@ -3,8 +3,8 @@
     root/annotations/instances_<split>2017.json, image_info_test-dev2017.json; images in root/<split>2017, or below
     root/images
 
-"test" is a list with annotations if there is one, as in generated copies, and else COCO's test-dev, whose boxes only its
-server knows.
+"test" is a list with annotations if there is one, as in generated copies, and else COCO's test-dev, whose boxes only
+its server knows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CocoBoxes:
     """Samples {"image", "boxes", "labels", "count", "scale", "id"}.
 
     image: float (3, H, W). boxes: float32 (M, 4), XYXY in pixels of it, with classes int64 (M,) as `labels` and M as
-    `count`. scale: float64 (2,), pixels of it per pixel of the file, in x and in y. id: the place in `instances.images`.
+    `count`. scale: float64 (2,), its pixels per pixel of the file, in x and in y. id: the index in `instances.images`.
 
     fit: how an image gets its size. "stretch" changes both sides, as the released code does; "pad" fits the image into
     the size and fills up to the right and below; "inside" does not fill up, so images of a batch differ in size.
@@ -119,8 +119,7 @@ class CocoBoxes:
         for index, image in enumerate(self.instances.images):
             path = self.path(index)
             if path.parent not in names:
-                with os.scandir(path.parent) if path.parent.is_dir() else _nothing() as entries:
-                    names[path.parent] = {entry.name for entry in entries}
+                names[path.parent] = set(os.listdir(path.parent)) if path.parent.is_dir() else set()
             if path.name not in names[path.parent]:
                 if self.corrupt == "error":
                     told = f"image {image.id} of {self.instances.path}"
@@ -210,16 +209,6 @@ class CocoBoxes:
         return resize(image, boxes, (max(1, round(height * factor)), max(1, round(width * factor))))
 
 
-class _nothing:
-    """The entries of a folder that is not there."""
-
-    def __enter__(self) -> list[Any]:
-        return []
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
 def coco(
     split: str,
     *,
@@ -275,7 +264,7 @@ def coco_desk(
     fit: str = "stretch",
     normalize: bool = False,
 ) -> CocoBoxes:
-    """Generated digits and shapes in COCO's layout, written to the root if it is not there yet, in about two minutes."""
+    """Generated digits and shapes in COCO's layout, written to the root if they are not there yet (half a minute)."""
     ensure_desk(root)
     options: dict[str, Any] = dict(size=size, seed=seed, fit=fit, normalize=normalize, complete=False)
     return coco(split, root=root, augment=augment, **options)

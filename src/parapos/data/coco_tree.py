@@ -1,10 +1,10 @@
-"""Generated copies of COCO's layout: one that takes seconds, with every oddity of the true files, and one to learn from.
+"""Generated copies of COCO's layout: one of seconds, with every oddity of the true files, and one to learn from.
 
     annotations/instances_<split>2017.json, <split>2017/<image id, 12 digits>.jpg    for train, val and test
     annotations/image_info_test-dev2017.json                                        as test, without annotations
 
-`write_tiny` draws rectangles of three colours. `write_desk` draws ten digits and three shapes on textured ground: 1 to 8
-an image, their longer sides log-uniform from 12 to 96 pixels.
+`write_tiny` draws rectangles of three colours. `write_desk` draws ten digits and three shapes on textured ground: 1 to
+8 an image, their longer sides log-uniform from 12 to 96 pixels.
 """
 
 from __future__ import annotations

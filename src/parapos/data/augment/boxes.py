@@ -1,8 +1,8 @@
 """Augmentations of images with boxes: uint8 (3, H, W) and boxes (M, 4), XYXY in pixels, edges as real numbers.
 
-A box follows every pixel: what moves pixels moves its edges, and what leaves the image is cut off. `randaug_like` is what
-the released code does: a flip, then two of eleven operations with fixed strengths. `lsj` is the large scale jitter of
-the paper's text: an image is resized by a random factor, cropped and padded, before two of the operations on colours.
+A box follows every pixel: what moves pixels moves its edges, and what leaves the image is cut off. `randaug_like` is
+what the released code does: a flip, then two of eleven operations with fixed strengths. `lsj` is the large scale jitter
+of the paper's text: an image is resized by a random factor, cropped and padded, and gets two operations on colours.
 
 All that is random comes from one generator.
 """
@@ -21,7 +21,6 @@ from torchvision.transforms.v2 import functional as F  # type: ignore[import-unt
 MODES = ("randaug_like", "lsj")
 PAD = (124, 116, 104)  # the mean colour of ImageNet
 Pair = tuple[Tensor, Tensor]  # image, boxes
-Operation = Callable[[Tensor, Tensor, Generator, tuple[int, int]], Pair]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +106,8 @@ def resize(image: Tensor, boxes: Tensor, size: tuple[int, int]) -> Pair:
 def scale_jitter(
     image: Tensor, boxes: Tensor, size: tuple[int, int], generator: Generator, scale: tuple[float, float] = (0.1, 2.0)
 ) -> Pair:
-    """Resizes by a random factor, without crop or padding. If another resize to a fixed size follows, as in the released
-    code, all that is left of it is a blur."""
+    """Resizes by a random factor, without crop or padding. If another resize to a fixed size follows, as in the
+    released code, all that is left of it is a blur."""
     height, width = image.shape[-2:]
     factor = uniform(*scale, generator) * min(size[0] / height, size[1] / width)
     return resize(image, boxes, (max(1, int(height * factor)), max(1, int(width * factor))))
@@ -117,7 +116,7 @@ def scale_jitter(
 def jitter_and_crop(
     image: Tensor, boxes: Tensor, size: tuple[int, int], generator: Generator, scale: tuple[float, float] = (0.1, 2.0)
 ) -> Pair:
-    """Large scale jitter: a random factor of the size that fits, a random window, and padding to the right and below."""
+    """Large scale jitter: a random factor of the size that fits, a random window, padding to the right and below."""
     height, width = image.shape[-2:]
     factor = uniform(*scale, generator) * min(size[0] / height, size[1] / width)
     image, boxes = resize(image, boxes, (max(1, round(height * factor)), max(1, round(width * factor))))
