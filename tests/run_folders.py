@@ -14,7 +14,7 @@ def make_run(folder, encoding="pape", *, source="digits_smoke", seed=0, classes=
     if hasattr(model, "classifier"):
         torch.nn.init.normal_(model.classifier.weight)
     else:  # a detector, which is to be sure of some boxes
-        for name, parameter in model.head.named_parameters():
+        for parameter in model.head.parameters():
             if parameter.shape[:1] == (classes,):
                 torch.nn.init.normal_(parameter, std=0.5)
     checkpoint.write(folder / "recipe.toml", wanted.dumps().encode())

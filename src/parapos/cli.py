@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, plugins
-from .commands import analyze, bench_tokenizer, experiments, figures, prepare
+from .commands import analyze, bench_tokenizer, experiments, figures, predict, prepare
 from .commands.base import (
     Parser,
     UserError,
@@ -306,6 +306,7 @@ def parser() -> argparse.ArgumentParser:
     )
     judge.add_argument("--predictions", type=Path, metavar="DIR", help="also writes what the model answered")
     judge.set_defaults(run=_eval)
+    predict.add(commands)
     experiments.add(commands)
     figures.add(commands)
     analyze.add(commands)
