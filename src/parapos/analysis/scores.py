@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from ..attention.terms import Quadratic
 from ..blocks import Attention
-from ..data.batch import collate
+from ..data.batch import collate as padded
 from ..experiments.store import ReportError
 
 TAU, SLACK = 0.8, 1e-9
@@ -247,22 +248,25 @@ def score_heads(
     samples: int,
     *,
     batch: int | None = None,
+    collate: Callable[[Sequence[Any]], Any] | None = None,
     tau: float | None = TAU,
     scaled: bool = True,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Heads:
     """z over `samples` of a dataset, spread evenly over it. batch: samples at a time; by default 8 images, or 1 of
-    what has more tokens than an image. scaled=False leaves out the factor of q.k."""
+    what has more tokens than an image. collate: samples to a batch, by default as the dataset says what is ragged.
+    scaled=False leaves out the factor of q.k."""
     total = min(samples, len(dataset))
     chosen = [i * len(dataset) // total for i in range(total)]
-    names, ragged = getattr(model, "inputs", ("image",)), getattr(dataset, "ragged", ())
-    batch = batch or (8 if names == ("image",) else 1)
+    names = getattr(model, "inputs", ("image",))
+    collate = collate or partial(padded, ragged=getattr(dataset, "ragged", ()))
+    batch = batch or (8 if "image" in names else 1)
     layers = attention_layers(model)
     found = Heads.empty(len(layers), layers[0].heads)
     told = time.monotonic()
     with watch(model, scaled=scaled) as watched:
         for start in range(0, total, batch):
-            given = collate([dataset[i] for i in chosen[start : start + batch]], ragged)
+            given = collate([dataset[i] for i in chosen[start : start + batch]])
             model(*(given[name] for name in names))
             found.add(watched, tau)
             if time.monotonic() - told > EVERY or start + batch >= total:

@@ -182,7 +182,7 @@ class VideoClips(Source):
         super().__init__(model, known, size=size, every=every)
         if every is not None:
             raise PredictError("every has no effect: this model answers once for a whole clip")
-        given = (known.get("height"), known.get("width")) if size is None else _sides(size)
+        given: tuple[Any, Any] = (known.get("height"), known.get("width")) if size is None else _sides(size)
         if not all(type(side) is int and side > 0 and side % self.patch == 0 for side in given):
             told = f"multiples of the model's patch size {self.patch} as height and width, got {given[0]} x {given[1]}"
             raise PredictError(f"size: expected {told}; give --size HEIGHTxWIDTH")
