@@ -118,8 +118,10 @@ def convert(state: Mapping[str, Any], heads: int) -> dict[str, Tensor]:
             x = x.reshape(heads)
         elif key.endswith("position_encoder.frequencies"):
             x = x.reshape(heads, -1, x.shape[-1])
-        elif name == "head.bins" or key == "embedding.projection.weight":
-            x = x.flatten(name != "head.bins")  # a convolution that sees a whole patch once is a linear layer
+        elif key == "embedding.projection.weight":
+            x = x.flatten(1)  # a convolution that sees a whole patch once is a linear layer
+        elif name == "head.bins":
+            x = x.flatten()
         out[name] = x
     return out
 
