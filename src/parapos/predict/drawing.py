@@ -76,7 +76,7 @@ def add_boxes(picture: Image.Image, boxes: Sequence[tuple[Sequence[float], int, 
         draw.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=line)
     for box, label, name, score in reversed(boxes):  # names above all boxes
         left, top = box[0] * factor, box[1] * factor
-        told = f"{name} {score:.2f}"
+        told = f"{name}: {score:.2f}"
         wide, high = draw.textlength(told, font) + 6, size + 5
         left = max(0, min(left, page.width - wide))
         top = top - high if top >= high else top

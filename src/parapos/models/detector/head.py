@@ -6,7 +6,6 @@ branch answers without duplicates; its gradient ends at the maps.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 
@@ -98,7 +97,8 @@ class DualHead(nn.Module):
         super().__init__()
         self.strides = tuple(strides)
         self.o2m = Branch(num_classes, dim, reg_max, strides, norm_eps, norm_momentum)
-        self.o2o = copy.deepcopy(self.o2m)
+        self.o2o = Branch(num_classes, dim, reg_max, strides, norm_eps, norm_momentum)
+        self.o2o.load_state_dict(self.o2m.state_dict())  # unlike deepcopy, also for tensors without memory
         self.bins = nn.Parameter(torch.arange(float(reg_max)), requires_grad=False)
 
     def forward(
