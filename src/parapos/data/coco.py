@@ -62,10 +62,12 @@ def find_images(root: Path, split: str) -> Path:
 
 
 class CocoBoxes:
-    """Samples {"image", "boxes", "labels", "count", "scale", "id"}.
+    """Samples {"image", "boxes", "labels", "count", "scale", "id"}, and "truth" if they are not varied.
 
     image: float (3, H, W). boxes: float32 (M, 4), XYXY in pixels of it, with classes int64 (M,) as `labels` and M as
     `count`. scale: float64 (2,), its pixels per pixel of the file, in x and in y. id: the index in `instances.images`.
+    truth: what detections are judged by, in pixels of the file: boxes float64 (M, 4) as x, y, width and height, labels,
+    crowd and area (M,), and the id, height and width of the image.
 
     fit: how an image gets its size. "stretch" changes both sides, as the released code does; "pad" fits the image into
     the size and fills up to the right and below; "inside" does not fill up, so images of a batch differ in size.
@@ -191,7 +193,7 @@ class CocoBoxes:
         pixels = image.float() / 255
         if self.normalize:
             pixels = (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-        return {
+        sample = {
             "image": pixels,
             "boxes": boxes.float(),
             "labels": labels,
@@ -199,6 +201,14 @@ class CocoBoxes:
             "scale": torch.tensor(scale, dtype=torch.float64),
             "id": index,
         }
+        return sample if self.augment is not None else {**sample, "truth": self.truth(index)}
+
+    def truth(self, index: int) -> dict[str, Any]:
+        """What detections of an image are judged by."""
+        info, rows = self.instances.images[index], self.instances.of(index)
+        found = {name: torch.from_numpy(getattr(self.instances, name)[rows]) for name in ("boxes", "crowd", "area")}
+        labels = self._labels[torch.from_numpy(self.instances.labels[rows])]
+        return {**found, "labels": labels, "image_id": info.id, "height": info.height, "width": info.width}
 
     def fitted(self, image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
         """Resized to the size, or to fit into it."""

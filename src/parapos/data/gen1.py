@@ -144,10 +144,12 @@ def open_clip(path: Path, *, truncated: str = "error") -> DatFile:
 
 
 class Clips:
-    """Samples {"codes", "x", "y", "t", "length", "boxes", "labels", "count", "time", "id"}.
+    """Samples {"codes", "x", "y", "t", "length", "boxes", "labels", "count", "time", "id"}, and "truth"
+    if they are not varied.
 
     boxes: XYXY in pixels of the frame, float32 (M, 4), with classes int64 (M,) as `labels` and M as `count`. time:
-    microseconds from the start of the clip.
+    microseconds from the start of the clip. truth: what detections are judged by, the name of the clip, and boxes
+    float64 (M, 4) as x, y, width and height, with labels.
 
     A clip is read through once, by whichever worker needs it first: its times must not go back.
     """
@@ -226,7 +228,14 @@ class Clips:
         corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:4]], axis=1)
         sample["boxes"] = torch.from_numpy(corners).float()
         sample["labels"] = torch.from_numpy(boxes[:, 4].astype(np.int64))
-        return {**sample, "count": len(boxes), "time": time, "id": index}
+        sample |= {"count": len(boxes), "time": time, "id": index}
+        return sample if self.augment is not None else {**sample, "truth": self.truth(index)}
+
+    def truth(self, index: int) -> dict[str, Any]:
+        """What detections of a sample are judged by."""
+        boxes = torch.from_numpy(self.objects(index))
+        name = {"clip": self.names[self.clips[index]], "time": int(self.times[index])}
+        return {**name, "boxes": boxes[:, :4], "labels": boxes[:, 4].long()}
 
 
 def gen1(

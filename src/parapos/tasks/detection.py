@@ -10,20 +10,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..data.batch import collate
 from ..models.detector import branch_of, detection_loss, pad_images, postprocess
 from .base import Batch, Evaluator, Forward, Loss, Metric, Task, answer
-from .protocols import METRICS, Judging, class_metric, judging
+from .protocols import METRICS, Judged, Judging, class_metric, judging
+
+TRUTH = tuple(
+    f"truth.{name}" for name in ("boxes", "labels", "crowd", "area")
+)  # differ in length from sample to sample
 
 
 class Detection(Task):
     """A data set says how many `classes` it has, their `class_names`, and by which `protocol` it is judged. Its samples
     hold boxes (M, 4), XYXY in pixels of what the network sees, `labels` (M,), `count`, and, if the network sees an
-    image at another size than the file has it, its `scale` in x and y.
+    image at another size than the file has it, its `scale` in x and y; those that are judged also hold the `truth`.
 
     min_score: detections below it are left out. max_det: most detections of a sample. clip_boxes: cuts boxes to the
     image. method: part of the name of the file of results.
@@ -91,10 +94,10 @@ class Detection(Task):
         `mask` tells which patches hold something; it is None where all do."""
         images = [sample["image"] for sample in samples if "image" in sample]
         if len({image.shape for image in images}) < 2:
-            return {**collate(samples, self.ragged), **({"mask": None} if images else {})}
+            return {**collate(samples, self.ragged, TRUTH), **({"mask": None} if images else {})}
         others = [{key: value for key, value in sample.items() if key != "image"} for sample in samples]
         padded, mask = pad_images(images)
-        return {**collate(others, self.ragged), "image": padded, "mask": mask}
+        return {**collate(others, self.ragged, TRUTH), "image": padded, "mask": mask}
 
     def normalizer_of(self, parameter: str) -> int:
         """The branch of the loss that trains a parameter."""
@@ -122,15 +125,15 @@ class Detection(Task):
         """Detections in the format of the benchmark, the AP of each class, and precision-recall curves."""
         assert isinstance(evaluator, DetectionEvaluator)
         folder.mkdir(parents=True, exist_ok=True)
-        return self.judging.export(evaluator.detections, folder)
+        return self.judging.export(evaluator.samples, folder)
 
 
 class DetectionEvaluator(Evaluator):
-    """Keeps the detections of each sample, in pixels of the original, and judges them at the end."""
+    """Keeps the detections of each sample, in pixels of the original, with what is true, and judges them at the end."""
 
     def __init__(self, judging: Judging, min_score: float, max_det: int) -> None:
         self.judging, self.min_score, self.max_det = judging, min_score, max_det
-        self.detections: dict[int, np.ndarray[Any, Any]] = {}
+        self.samples: dict[int, Judged] = {}
 
     def update(self, model: Forward, batch: Batch) -> None:
         found = postprocess(answer(model, batch), self.max_det).detach().cpu().double()  # (B, k, 6)
@@ -139,14 +142,22 @@ class DetectionEvaluator(Evaluator):
             raise ValueError(f"detections of samples {bad[:5]} are not finite; the weights may have diverged")
         if "scale" in batch:
             found[..., :4] /= batch["scale"].cpu().double().repeat(1, 2)[:, None]
-        for index, rows in zip(batch["id"].tolist(), found, strict=True):
-            self.detections[index] = rows[rows[:, 4] >= self.min_score].numpy()
+        for place, (number, rows) in enumerate(zip(batch["id"].tolist(), found, strict=True)):
+            truth = {name: _plain(values[place]) for name, values in batch["truth"].items()}
+            self.samples[number] = Judged(rows[rows[:, 4] >= self.min_score].numpy(), truth)
 
     def state(self) -> Any:
-        return self.detections
+        return self.samples
 
     def merge(self, states: Sequence[Any]) -> None:
-        self.detections = {index: rows for state in states for index, rows in state.items()}
+        self.samples = {number: sample for state in states for number, sample in state.items()}
 
     def compute(self) -> dict[str, float]:
-        return self.judging.score(self.detections)
+        return self.judging.score(self.samples)
+
+
+def _plain(value: Any) -> Any:
+    """A tensor as an array or a number, a text as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.cpu().numpy() if value.ndim else value.item()

@@ -1,13 +1,14 @@
 """How detections are judged and handed in, by the data set that they are of: COCO's protocol, and GEN1's two.
 
 Detections of a sample are (n, 6) float64: x and y of both corners in pixels of the original image or sensor, score and
-class, best first.
+class, best first. What is true of it comes with its batch, so that one task judges any split.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,25 +20,36 @@ from .base import Metric
 from .coco_scores import STATS, CocoScores, coco_scores, write_curves
 
 Array = np.ndarray[Any, Any]
-Detections = Mapping[int, Array]  # by the id of a sample
 SHOWN = dict(
     map="mAP", map50="mAP50", map75="mAP75", map_small="mAP small", map_medium="mAP medium", map_large="mAP large"
 )
 SHOWN |= dict(mar1="AR of 1", mar10="AR of 10", mar100="AR of 100")
 SHOWN |= dict(mar_small="AR small", mar_medium="AR medium", mar_large="AR large")
 METRICS = tuple(Metric(name, SHOWN[name], "%", factor=100.0) for name in STATS)
+TOOLBOX = ("map", "map50", "map75")  # told of the toolbox's protocol, too
 SKIPPED_US = 500_000  # of GEN1: samples before it are not judged
 WINDOW_US = 50_000  # detections this far from a label count for it
 
 
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A sample: its detections, and the truth as the data set gives it, tensors as arrays."""
+
+    detections: Array
+    truth: Mapping[str, Any]
+
+
+Samples = Mapping[int, Judged]  # by their ids
+
+
 class Judging(Protocol):
-    """metrics: names of what `score` gives."""
+    """metrics: what `score` gives, in order."""
 
     metrics: tuple[Metric, ...]
 
-    def score(self, detections: Detections) -> dict[str, float]: ...
+    def score(self, samples: Samples) -> dict[str, float]: ...
 
-    def export(self, detections: Detections, folder: Path) -> list[Path]: ...
+    def export(self, samples: Samples, folder: Path) -> list[Path]: ...
 
 
 def class_metric(name: str) -> Metric:
@@ -49,46 +61,55 @@ class CocoJudging:
     """By COCO's protocol, in pixels of the original images and with their crowds."""
 
     def __init__(self, dataset: Any, *, clip: bool, method: str) -> None:
-        self.instances, self.category_ids, self.clip, self.method = (
-            dataset.instances,
-            dataset.category_ids,
-            clip,
-            method,
-        )
-        self.names = [name for _, name in self.instances.categories]
+        self.category_ids, self.clip, self.method = dataset.category_ids, clip, method
+        self.categories: list[tuple[int, str]] = dataset.instances.categories
+        self.names = [name for _, name in self.categories]
+        self.split = dataset.instances.path.stem.removeprefix("instances_").removeprefix("image_info_")
+        self.is_blind = not dataset.instances.labelled
         self.metrics = (*METRICS, *map(class_metric, self.names))
 
-    def results(self, detections: Detections) -> list[dict[str, Any]]:
-        """As COCO's server takes them."""
+    def results(self, samples: Samples) -> list[dict[str, Any]]:
+        """Detections as COCO's server takes them."""
         found = []
-        for index in sorted(detections):
-            image = self.instances.images[index]
-            for left, top, right, bottom, score, label in detections[index].tolist():
+        for number in sorted(samples):
+            truth = samples[number].truth
+            for left, top, right, bottom, score, label in samples[number].detections.tolist():
                 if self.clip:
-                    left, right = (min(max(0.0, x), image.width) for x in (left, right))
-                    top, bottom = (min(max(0.0, y), image.height) for y in (top, bottom))
-                box = [left, top, right - left, bottom - top]
-                category = self.category_ids[int(label)]
-                found.append({"image_id": image.id, "category_id": category, "bbox": box, "score": score})
+                    left, right = (min(max(0.0, x), truth["width"]) for x in (left, right))
+                    top, bottom = (min(max(0.0, y), truth["height"]) for y in (top, bottom))
+                place = {"image_id": truth["image_id"], "category_id": self.category_ids[int(label)]}
+                found.append({**place, "bbox": [left, top, right - left, bottom - top], "score": score})
         return found
 
-    def scores(self, detections: Detections) -> CocoScores:
-        return coco_scores(self.instances.dictionary(sorted(detections)), self.results(detections))
+    def truth(self, samples: Samples) -> dict[str, Any]:
+        """What is true, as COCO's files have it."""
+        truths = [samples[number].truth for number in sorted(samples)]
+        images = [{"id": t["image_id"], "height": t["height"], "width": t["width"]} for t in truths]
+        notes: list[dict[str, Any]] = []
+        for truth in truths:
+            rows = zip(*(truth[name].tolist() for name in ("boxes", "labels", "area", "crowd")), strict=True)
+            for box, label, area, crowd in rows:
+                place = {"id": len(notes) + 1, "image_id": truth["image_id"], "category_id": self.category_ids[label]}
+                notes.append({**place, "bbox": box, "area": area, "iscrowd": int(crowd)})
+        categories = [{"id": number, "name": name} for number, name in self.categories]
+        return {"images": images, "annotations": notes, "categories": categories}
 
-    def score(self, detections: Detections) -> dict[str, float]:
-        found = self.scores(detections)
+    def scores(self, samples: Samples) -> CocoScores:
+        return coco_scores(self.truth(samples), self.results(samples))
+
+    def score(self, samples: Samples) -> dict[str, float]:
+        found = self.scores(samples)
         return {**found.stats, **_by_class(self.names, found)}
 
-    def export(self, detections: Detections, folder: Path) -> list[Path]:
+    def export(self, samples: Samples, folder: Path) -> list[Path]:
         """detections_<split>2017_<method>_results.json, and curves if there is something to judge by."""
-        split = self.instances.path.stem.removeprefix("instances_").removeprefix("image_info_")
-        path = folder / f"detections_{split}_{self.method}_results.json"
+        path = folder / f"detections_{self.split}_{self.method}_results.json"
         rows = [
             {**entry, "bbox": [round(v, 2) for v in entry["bbox"]], "score": round(entry["score"], 5)}
-            for entry in self.results(detections)
+            for entry in self.results(samples)
         ]
         path.write_text(json.dumps(rows), encoding="utf-8")
-        return [path, *(write_curves(self.scores(detections), self.names, folder) if self.instances.labelled else ())]
+        return [path, *(() if self.is_blind else write_curves(self.scores(samples), self.names, folder))]
 
 
 class Gen1Judging:
@@ -96,56 +117,56 @@ class Gen1Judging:
     makers' toolbox, as psee_*."""
 
     names = gen1.CLASSES
+    metrics = (
+        *METRICS,
+        *map(class_metric, gen1.CLASSES),
+        *(Metric(f"psee_{name}", f"{SHOWN[name]} of the toolbox", "%", factor=100.0) for name in TOOLBOX),
+    )
 
-    def __init__(self, dataset: gen1.Clips) -> None:
-        self.dataset = dataset
-        names = ("map", "map50", "map75")
-        beside = tuple(Metric(f"psee_{name}", f"{SHOWN[name]} of the toolbox", "%", factor=100.0) for name in names)
-        self.metrics = (*METRICS, *map(class_metric, self.names), *beside)
-
-    def scores(self, detections: Detections) -> CocoScores:
-        data = self.dataset
-        judged = [i for i in sorted(detections) if data.times[i] >= SKIPPED_US]
-        truth = [(i, x, y, w, h, label) for i in judged for x, y, w, h, label in data.objects(i).tolist()]
-        found = []
+    def scores(self, samples: Samples) -> CocoScores:
+        judged = [i for i in sorted(samples) if samples[i].truth["time"] >= SKIPPED_US]
+        truth, found = [], []
         for i in judged:
-            x, y, right, bottom, score, label = detections[i].T
+            real = samples[i].truth
+            truth += [
+                (i, *box, label) for box, label in zip(real["boxes"].tolist(), real["labels"].tolist(), strict=True)
+            ]
+            x, y, right, bottom, score, label = samples[i].detections.T
             x, right = (np.clip(edge, 0, gen1.WIDTH - 1) for edge in (x, right))
             y, bottom = (np.clip(edge, 0, gen1.HEIGHT - 1) for edge in (y, bottom))
             w, h = right - x, bottom - y
-            keep = large(w, h)
-            rows = np.stack([x, y, w, h, label, score], axis=1)[keep]
-            found += [(i, *row) for row in rows.tolist()]
+            found += [(i, *row) for row in np.stack([x, y, w, h, label, score], axis=1)[large(w, h)].tolist()]
         return _scores(judged, truth, found)
 
-    def score(self, detections: Detections) -> dict[str, float]:
-        found = self.scores(detections)
-        clips = self.recordings(detections)
-        truth: list[list[Array]] = [[np.empty(0, box_files.BOX)] for _ in clips]
-        for i in sorted(detections):
-            truth[self.dataset.clips[i]].append(self.dataset.boxes[self.dataset.bounds[i] : self.dataset.bounds[i + 1]])
-        toolbox = psee_scores([np.concatenate(parts) for parts in truth], clips)[0]
-        beside = {f"psee_{name}": toolbox.stats[name] for name in ("map", "map50", "map75")}
+    def score(self, samples: Samples) -> dict[str, float]:
+        found, said, real = self.scores(samples), self.recordings(samples), self.recordings(samples, truth=True)
+        toolbox = psee_scores(list(real.values()), list(said.values()))[0]
+        beside = {f"psee_{name}": toolbox.stats[name] for name in TOOLBOX}
         return {**found.stats, **_by_class(self.names, found), **beside}
 
-    def recordings(self, detections: Detections) -> list[Array]:
-        """An array of boxes for each clip, as the toolbox reads them, in the order of time."""
-        found: list[list[Array]] = [[] for _ in self.dataset.names]
-        for i in sorted(detections):
-            rows = detections[i]
-            boxes = np.zeros(len(rows), box_files.BOX)
-            boxes["t"], boxes["class_id"], boxes["class_confidence"] = self.dataset.times[i], rows[:, 5], rows[:, 4]
-            boxes["x"], boxes["y"] = rows[:, 0], rows[:, 1]
-            boxes["w"], boxes["h"] = rows[:, 2] - rows[:, 0], rows[:, 3] - rows[:, 1]
-            found[self.dataset.clips[i]].append(boxes)
-        return [np.concatenate([np.empty(0, box_files.BOX), *parts]) for parts in found]
+    def recordings(self, samples: Samples, truth: bool = False) -> dict[str, Array]:
+        """Of each clip an array of boxes as the toolbox reads them, in the order of time: detections, or the truth."""
+        found: dict[str, list[Array]] = {}
+        for i in sorted(samples, key=lambda i: (samples[i].truth["clip"], samples[i].truth["time"])):
+            real, said = samples[i].truth, samples[i].detections
+            corner, size = said[:, :2], said[:, 2:4] - said[:, :2]
+            labels, score = said[:, 5], said[:, 4]
+            if truth:
+                corner, size = real["boxes"][:, :2], real["boxes"][:, 2:]
+                labels, score = real["labels"], np.ones(len(corner))
+            boxes = np.zeros(len(corner), box_files.BOX)
+            boxes["t"], boxes["class_id"], boxes["class_confidence"] = real["time"], labels, score
+            boxes["x"], boxes["y"], boxes["w"], boxes["h"] = *corner.T, *size.T
+            found.setdefault(real["clip"], []).append(boxes)
+        return {clip: np.concatenate(parts) for clip, parts in found.items()}
 
-    def export(self, detections: Detections, folder: Path) -> list[Path]:
+    def export(self, samples: Samples, folder: Path) -> list[Path]:
         """<clip>_bbox.npy for each clip, as the toolbox takes detections, and curves."""
-        paths = [folder / f"{name}{gen1.BOXES}" for name in self.dataset.names]
-        for path, boxes in zip(paths, self.recordings(detections), strict=True):
-            box_files.write(path, boxes)
-        return [*paths, *write_curves(self.scores(detections), self.names, folder)]
+        paths = []
+        for clip, boxes in self.recordings(samples).items():
+            paths.append(folder / f"{clip}{gen1.BOXES}")
+            box_files.write(paths[-1], boxes)
+        return [*paths, *write_curves(self.scores(samples), self.names, folder)]
 
 
 def large(w: Array, h: Array) -> Array:
@@ -160,7 +181,9 @@ def psee_scores(truth: Sequence[Array], detections: Sequence[Array]) -> tuple[Co
     Boxes of the first 0.5 s and small ones are left out of both. For each time with labels, detections up to 50 ms
     before or after count, so one may count for two times.
     """
-    labels, found, image = [], [], 0
+    labels: list[Any] = []
+    found: list[Any] = []
+    image = 0
     for number, (real, said) in enumerate(zip(truth, detections, strict=True)):
         for name, rows in (("truth", real), ("detections", said)):
             if (np.diff(rows["t"]) < 0).any():
@@ -208,8 +231,5 @@ def judging(dataset: Any, *, clip: bool, method: str) -> Judging:
     if kind == "coco":
         return CocoJudging(dataset, clip=clip, method=method)
     if kind == "gen1":
-        return Gen1Judging(dataset)
+        return Gen1Judging()
     raise ValueError(f"expected a data set with the protocol 'coco' or 'gen1', got {kind!r}")
-
-
-__all__ = ["METRICS", "CocoJudging", "Gen1Judging", "Judging", "class_metric", "judging", "psee_scores"]
