@@ -57,6 +57,13 @@ def test_boxes_are_where_they_should_be():
     assert not pixels[160:, :].any()
 
 
+def test_large_pictures_are_reduced_with_their_boxes():
+    page = drawing.add_boxes(Image.new("RGB", (3840, 1000)), [((2000, 500, 3000, 900), 0, "x", 0.5)])
+    assert page.size == (1920, 500)
+    assert tuple(np.array(page)[350, 1001]) == (0x00, 0x72, 0xB2)
+    assert not np.array(page)[300:440, 1020:1480].any()
+
+
 @pytest.mark.parametrize("name", ["x" * 500, "", "Grüße ñ"])
 def test_names_of_any_length(name):
     assert drawing.add_bars(Image.new("RGB", (64, 64)), [(name, 1.0)], 5).width == 320

@@ -98,6 +98,26 @@ def test_mistakes_are_one_line(words, message, digits_run, pictures, tmp_path, c
     assert (told, errors.count("\n")) == ("", 1)
 
 
+def test_an_error_of_the_model_is_not_blamed_on_a_file(digits_run, pictures, tmp_path, monkeypatch):
+    from parapos.predict import views
+
+    def broken(*args):
+        raise ValueError("shapes do not fit")
+
+    monkeypatch.setattr(views.Classes, "answers", broken)
+    with pytest.raises(ValueError, match="shapes do not fit"):
+        run(digits_run, pictures / "a.png", "--out", tmp_path / "out")
+
+
+def test_without_pyav_videos_are_refused(digits_run, tmp_path, monkeypatch, capsys):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "av", None)
+    (tmp_path / "v.mp4").write_bytes(b"x")
+    assert run(digits_run, tmp_path / "v.mp4", "--out", tmp_path / "out") == 2
+    assert "install it with: pip install 'parapos[video]'" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_no_run(pictures, tmp_path, capsys):
     assert run(tmp_path, pictures) == 2
     assert "not a run, it has no recipe.toml" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def _predict(args: argparse.Namespace) -> None:
             "threshold": predictor.view.threshold,
         }
         report = files.predict_files(predictor, found, out, pictures=not args.no_pictures, track=track, about=about)
-    except predict.PredictError as error:
+    except (predict.PredictError, ImportError) as error:
         raise UserError(f"parapos predict: {describe(error)}") from None
     wrote(report.written[:1])
     if not args.no_pictures:

@@ -98,7 +98,7 @@ class Predictor:
             try:
                 for frame in islice(rest, self.batch):
                     part.append(frame)  # one by one: what was read before an error counts
-            except (ValueError, OSError) as error:
+            except ValueError as error:  # of the file
                 problem = error
             if not part and problem is None:
                 return

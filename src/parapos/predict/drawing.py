@@ -8,7 +8,7 @@ from functools import cache
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-LEAST = 320  # pixels of the longer side of a picture; smaller ones are enlarged, so that names can be read
+LEAST, MOST = 320, 1920  # pixels of the longer side of a picture; others are enlarged, for names, or reduced
 COLOURS = (  # of classes, one after the other
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#8B0000", "#6A5ACD", "#2F4F4F", "#E69F00"),
     *("#556B2F", "#C71585"),
@@ -27,16 +27,21 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size=size)
 
 
-def _enlarged(picture: Image.Image) -> tuple[Image.Image, int]:
-    """The picture by a whole factor, its pixels kept as squares, and the factor."""
-    factor = -(-LEAST // max(picture.size))
-    size = (picture.width * factor, picture.height * factor)
-    return (picture if factor == 1 else picture.resize(size, Image.Resampling.NEAREST)), factor
+def _resized(picture: Image.Image) -> tuple[Image.Image, float]:
+    """The picture, large enough and not too large, and the factor. One that is enlarged keeps its pixels as squares."""
+    longer = max(picture.size)
+    if longer > MOST:
+        factor = MOST / longer
+        size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
+        return picture.resize(size, Image.Resampling.LANCZOS), factor
+    whole = -(-LEAST // longer)
+    size = (picture.width * whole, picture.height * whole)
+    return (picture if whole == 1 else picture.resize(size, Image.Resampling.NEAREST)), whole
 
 
 def add_bars(picture: Image.Image, bars: Sequence[tuple[str, float]], lines: int) -> Image.Image:
     """The picture with room for so many names, scores and bars of their length below it."""
-    picture, _ = _enlarged(picture)
+    picture, _ = _resized(picture)
     width = max(picture.width, 200)
     size = min(36, max(12, width // 26))
     line, edge = round(1.45 * size), size // 2
@@ -65,7 +70,7 @@ def _shortened(draw: ImageDraw.ImageDraw, text: str, font: object, room: float) 
 def add_boxes(picture: Image.Image, boxes: Sequence[tuple[Sequence[float], int, str, float]]) -> Image.Image:
     """The picture with boxes (left, top, right, bottom), each with a class for its colour, a name and a score; the
     last are drawn first."""
-    picture, factor = _enlarged(picture)
+    picture, factor = _resized(picture)
     page = picture.copy()
     draw = ImageDraw.Draw(page)
     size = min(28, max(11, max(page.size) // 45))

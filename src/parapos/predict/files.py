@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..data import FormatError
 from . import Frame, PredictError, Prediction, Predictor
 from .albums import ALBUMS, Album
 
@@ -85,18 +86,17 @@ def predict_files(
         path = files[index]
         try:
             medium = predictor.source.read(path)
-            if medium.album == "picture":
-                batch += [(path, frame) for frame in medium.frames]
-                if len(batch) >= predictor.batch:
-                    flush()
-                continue
-            flush()
-            stem = folder / names[path] if pictures else None
-            _add(report, path, medium.album, predictor.predict(medium.frames), stem)
-        except (ValueError, OSError) as error:
-            if isinstance(error, PredictError):
-                raise
+            some = [(path, frame) for frame in medium.frames] if medium.album == "picture" else []
+        except (FormatError, OSError) as error:
             report.skipped[str(path)] = _reason(error, path)
+            continue
+        batch += some
+        if len(batch) >= predictor.batch or not some:
+            flush()
+        if not some:
+            _add(
+                report, path, medium.album, predictor.predict(medium.frames), folder / names[path] if pictures else None
+            )
     flush()
     order = {str(path): place for place, path in enumerate(files)}
     report.entries.sort(key=lambda entry: order[entry["file"]])
@@ -120,11 +120,11 @@ def _add(report: Report, path: Path, kind: str, found: Iterable[Prediction], ste
             rows.append(prediction.as_json())
             if album is not None:
                 album.add(prediction)
-    except (ValueError, OSError) as error:
-        if not rows or isinstance(error, PredictError):
-            raise
-        size["problem"] = _reason(error, path)  # type: ignore[assignment]
-        report.skipped[str(path)] = f"{size['problem']}; kept the {len(rows)} frames before"
+    except FormatError as error:
+        report.skipped[str(path)] = _reason(error, path)
+        if not rows:
+            return
+        report.skipped[str(path)] += f"; kept the {len(rows)} frames before"
     finally:
         if album is not None and rows:
             album.close()
