@@ -200,7 +200,10 @@ def test_a_clip_is_looked_through_once(tree, monkeypatch):
 def test_samples_equal_brute_force(made):
     for split in ("train", "val", "test"):
         found = load(split, made, augment=NO_CHANGE if split == "train" else None, last=5000)
-        assert (found.classes, found.ragged) == (2, ("codes", "x", "y", "t", "boxes", "labels"))
+        assert (found.classes, found.ragged) == (
+            2,
+            ("codes", "x", "y", "t", "boxes", "labels", "truth.boxes", "truth.labels"),
+        )
         assert len(found) == 4 * len(found.names)
         for index in range(len(found)):
             name, time = found.names[found.clips[index]], int(found.times[index])

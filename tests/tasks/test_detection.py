@@ -15,7 +15,7 @@ from parapos.data.gen1 import gen1
 from parapos.data.readers import boxes as box_files
 from parapos.models import create_model
 from parapos.tasks import answer, create_task, task_class
-from parapos.tasks.protocols import psee_scores
+from parapos.tasks.protocols import Judged, psee_scores
 
 PLAIN = Augment(flip=0.0, slots=0)
 
@@ -75,7 +75,7 @@ def test_images_of_different_sizes_in_a_batch(root):
             evaluators[1].update(model, task.collate([sample]))
     for index in range(6):
         info = data.instances.images[index]
-        together, alone = (evaluator.detections[index] for evaluator in evaluators)
+        together, alone = (evaluator.samples[index].detections for evaluator in evaluators)
         assert len(together) == len(alone)
         np.testing.assert_allclose(together[:, 4], alone[:, 4], atol=1e-5)
         centre = (together[:, :2] + together[:, 2:4]) / 2
@@ -102,7 +102,13 @@ def test_loss_has_named_parts_and_a_weight_for_each_branch(root):
     assert torch.isfinite(empty.total).all()
 
 
-def truth_of(task, data, index, score=0.9):
+def judged(data, rows):
+    """Samples with these detections, by index."""
+    plain = {i: {k: v.numpy() if torch.is_tensor(v) else v for k, v in data.truth(i).items()} for i in rows}
+    return {i: Judged(found, plain[i]) for i, found in rows.items()}
+
+
+def truth_of(data, index, score=0.9):
     """What a perfect model would say, in the pixels of the file."""
     rows = data.instances.of(index)
     boxes, labels = data.instances.boxes[rows], data._labels[data.instances.labels[rows]].numpy()
@@ -114,7 +120,7 @@ def truth_of(task, data, index, score=0.9):
 def test_perfect_detections_and_the_file_for_the_server(root, tmp_path, raw_ids):
     data, task = load("val", root, raw_ids=raw_ids)
     whole = task.evaluator()
-    whole.detections = {i: truth_of(task, data, i) for i in range(len(data))}
+    whole.samples = judged(data, {i: truth_of(data, i) for i in range(len(data))})
     found = whole.compute()
     assert found["map"] == pytest.approx(1.0)
     assert [metric.name for metric in task.metrics] == list(found)
@@ -131,6 +137,17 @@ def test_perfect_detections_and_the_file_for_the_server(root, tmp_path, raw_ids)
     assert sorted(map(key, rows)) == sorted(map(key, truth))
 
 
+def test_a_task_of_training_data_judges_other_splits(root):
+    """As training does, whose task is that of its own data."""
+    _, task = load("train", root, augment=PLAIN)
+    data, own = load("val", root)
+    evaluators = task.evaluator(), own.evaluator()
+    for evaluator in evaluators:
+        evaluator.samples = judged(data, {i: truth_of(data, i) for i in range(len(data))})
+    assert evaluators[0].compute() == pytest.approx(evaluators[1].compute(), nan_ok=True)
+    assert evaluators[0].compute()["map"] == pytest.approx(1.0)
+
+
 def test_boxes_come_back_to_the_original_frame(root):
     """A model that draws boxes in its own frame is judged in that of the file, in every way to fit."""
     for fit in ("stretch", "pad", "inside"):
@@ -141,7 +158,7 @@ def test_boxes_come_back_to_the_original_frame(root):
             boxes, count = sample["boxes"], sample["count"]
             model = _Fixed(boxes, sample["labels"], task.classes)
             evaluator.update(model, task.collate([sample]))
-            assert len(evaluator.detections[i]) == count
+            assert len(evaluator.samples[i].detections) == count
         assert evaluator.compute()["map"] == pytest.approx(1.0), fit
 
 
@@ -178,7 +195,7 @@ def test_processes_are_merged_without_counting_twice(root):
                 parts[1].update(model, batch)  # a stand-in that both processes saw
     parts[0].merge([part.state() for part in parts])
     assert parts[0].compute() == pytest.approx(whole.compute(), nan_ok=True)
-    assert sorted(parts[0].detections) == list(range(len(data)))
+    assert sorted(parts[0].samples) == list(range(len(data)))
 
 
 def test_a_blind_list_is_exported_and_not_judged(tmp_path):
@@ -186,7 +203,7 @@ def test_a_blind_list_is_exported_and_not_judged(tmp_path):
     (tmp_path / "tiny/annotations/instances_test2017.json").unlink()
     data, task = load("test", tmp_path / "tiny")
     evaluator = task.evaluator()
-    evaluator.detections = {i: np.array([[1.0, 2, 30, 40, 0.5, 1]]) for i in range(len(data))}
+    evaluator.samples = judged(data, {i: np.array([[1.0, 2, 30, 40, 0.5, 1]]) for i in range(len(data))})
     assert all(math.isnan(value) for value in evaluator.compute().values())
     (path,) = task.export(evaluator, tmp_path / "out")
     assert path.name == "detections_test-dev2017_parapos_results.json"
@@ -199,17 +216,17 @@ def test_options(root):
         with pytest.raises(ValueError, match=f"{told} must be"):
             create_task("detection", data, **option)
     clipped = create_task("detection", data, clip_boxes=True).evaluator()
-    clipped.detections = {0: np.array([[-5.0, -5, 1000, 1000, 0.5, 0]])}
+    clipped.samples = judged(data, {0: np.array([[-5.0, -5, 1000, 1000, 0.5, 0]])})
     info = data.instances.images[0]
-    assert clipped.judging.results(clipped.detections)[0]["bbox"] == [0, 0, info.width, info.height]
+    assert clipped.judging.results(clipped.samples)[0]["bbox"] == [0, 0, info.width, info.height]
     few, none = create_task("detection", data, max_det=3).evaluator(), create_task("detection", data, min_score=0.99)
     batch, model = none.collate([data[3]]), net().eval()
     with torch.no_grad():
         few.update(model, batch)
         high = none.evaluator()
         high.update(model, batch)
-    assert len(few.detections[3]) <= 3
-    assert len(high.detections[3]) == 0
+    assert len(few.samples[3].detections) <= 3
+    assert len(high.samples[3].detections) == 0
     with pytest.raises(ValueError, match="protocol"):
         create_task("detection", type("Data", (), {"classes": 2, "class_names": "ab", "ragged": ()})())
 
@@ -247,7 +264,8 @@ def said(clips, index, score=0.9):
 def test_gen1_by_both_protocols(clips, tmp_path):
     task = create_task("detection", clips)
     evaluator = task.evaluator()
-    evaluator.detections = {i: said(clips, i) for i in range(len(clips))}
+    rows = {i: said(clips, i) for i in range(len(clips))}
+    evaluator.samples = judged(clips, rows)
     found = evaluator.compute()
     assert found["map"] == pytest.approx(1.0)
     assert found["psee_map"] == pytest.approx(1.0)
@@ -257,10 +275,12 @@ def test_gen1_by_both_protocols(clips, tmp_path):
     assert early
     assert edge
     for i in early:  # what is said there does not count
-        evaluator.detections[i] = np.zeros((0, 6))
+        rows[i] = np.zeros((0, 6))
+    evaluator.samples = judged(clips, rows)
     assert evaluator.compute()["map"] == pytest.approx(1.0)
     for i in edge:  # counts in the released code, and not in the toolbox
-        evaluator.detections[i] = np.zeros((0, 6))
+        rows[i] = np.zeros((0, 6))
+    evaluator.samples = judged(clips, rows)
     found = evaluator.compute()
     assert found["map"] < 1
     assert found["psee_map"] == pytest.approx(1.0)
@@ -276,10 +296,10 @@ def test_gen1_small_detections_do_not_count(clips):
     task = create_task("detection", clips)
     evaluator = task.evaluator()
     small = np.array([[5.0, 5, 14, 60, 0.99, 0], [5, 5, 25, 26, 0.99, 0], [-30, 5, 9, 100, 0.99, 0]])
-    evaluator.detections = {i: np.concatenate([small, said(clips, i)]) for i in range(len(clips))}
+    evaluator.samples = judged(clips, {i: np.concatenate([small, said(clips, i)]) for i in range(len(clips))})
     assert evaluator.compute()["map"] == pytest.approx(1.0)
     large = np.array([[5.0, 5, 15, 60, 0.99, 0]])
-    evaluator.detections = {i: np.concatenate([large, said(clips, i)]) for i in range(len(clips))}
+    evaluator.samples = judged(clips, {i: np.concatenate([large, said(clips, i)]) for i in range(len(clips))})
     assert evaluator.compute()["map"] < 1
 
 
@@ -298,4 +318,4 @@ def test_gen1_samples_are_learned_from(clips):
         raw = answer(model.eval(), batch)
         assert [tuple(level.shape[-2:]) for level in raw.o2o] == [(30, 38), (15, 19), (7, 9)]
         evaluator.update(model, batch)
-    assert sorted(evaluator.detections) == [0, 1, 2, 5]
+    assert sorted(evaluator.samples) == [0, 1, 2, 5]

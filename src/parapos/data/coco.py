@@ -73,7 +73,7 @@ class CocoBoxes:
     the size and fills up to the right and below; "inside" does not fill up, so images of a batch differ in size.
     """
 
-    ragged = ("boxes", "labels")
+    ragged = ("boxes", "labels", *(f"truth.{name}" for name in ("boxes", "labels", "crowd", "area")))
     protocol = "coco"
 
     def __init__(

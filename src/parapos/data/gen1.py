@@ -157,7 +157,7 @@ class Clips:
     classes = len(CLASSES)
     class_names = CLASSES
     protocol = "gen1"
-    ragged = (*RAGGED, "boxes", "labels")
+    ragged = (*RAGGED, "boxes", "labels", "truth.boxes", "truth.labels")
     clock = "age"  # to the time of the labels
 
     def __init__(

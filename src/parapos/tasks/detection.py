@@ -18,10 +18,6 @@ from ..models.detector import branch_of, detection_loss, pad_images, postprocess
 from .base import Batch, Evaluator, Forward, Loss, Metric, Task, answer
 from .protocols import METRICS, Judged, Judging, class_metric, judging
 
-TRUTH = tuple(
-    f"truth.{name}" for name in ("boxes", "labels", "crowd", "area")
-)  # differ in length from sample to sample
-
 
 class Detection(Task):
     """A data set says how many `classes` it has, their `class_names`, and by which `protocol` it is judged. Its samples
@@ -94,10 +90,10 @@ class Detection(Task):
         `mask` tells which patches hold something; it is None where all do."""
         images = [sample["image"] for sample in samples if "image" in sample]
         if len({image.shape for image in images}) < 2:
-            return {**collate(samples, self.ragged, TRUTH), **({"mask": None} if images else {})}
+            return {**collate(samples, self.ragged), **({"mask": None} if images else {})}
         others = [{key: value for key, value in sample.items() if key != "image"} for sample in samples]
         padded, mask = pad_images(images)
-        return {**collate(others, self.ragged, TRUTH), "image": padded, "mask": mask}
+        return {**collate(others, self.ragged), "image": padded, "mask": mask}
 
     def normalizer_of(self, parameter: str) -> int:
         """The branch of the loss that trains a parameter."""
@@ -143,7 +139,8 @@ class DetectionEvaluator(Evaluator):
         if "scale" in batch:
             found[..., :4] /= batch["scale"].cpu().double().repeat(1, 2)[:, None]
         for place, (number, rows) in enumerate(zip(batch["id"].tolist(), found, strict=True)):
-            truth = {name: _plain(values[place]) for name, values in batch["truth"].items()}
+            count = int(batch["count"][place])
+            truth = {name: _plain(values[place], count) for name, values in batch["truth"].items()}
             self.samples[number] = Judged(rows[rows[:, 4] >= self.min_score].numpy(), truth)
 
     def state(self) -> Any:
@@ -156,8 +153,8 @@ class DetectionEvaluator(Evaluator):
         return self.judging.score(self.samples)
 
 
-def _plain(value: Any) -> Any:
-    """A tensor as an array or a number, a text as it is."""
+def _plain(value: Any, count: int) -> Any:
+    """A tensor as an array without padding, or as a number; a text as it is."""
     if not isinstance(value, Tensor):
         return value
-    return value.cpu().numpy() if value.ndim else value.item()
+    return value[:count].cpu().numpy() if value.ndim else value.item()
