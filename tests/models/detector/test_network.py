@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 import parapos
 from parapos.encodings import ENCODINGS
@@ -279,6 +280,20 @@ def test_bfloat16_autocast_takes_a_step():
     loss.backward()
     optimizer.step()
     assert all(p.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.full
+def test_one_graph():
+    """For all sizes; in training, too, where the loss stays outside."""
+    net = small().train()
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend=counter)
+    for size in ((2, 3, 64, 96), (3, 3, 96, 160)):
+        images = torch.rand(size)
+        for a, b in zip(compiled(images).o2o, net(images).o2o, strict=True):
+            torch.testing.assert_close(a, b)
+    assert counter.frame_count == 1
 
 
 def test_a_classifier_lends_its_backbone():
