@@ -141,7 +141,24 @@ def test_recordings_with_boxes(tmp_path):
         sample = data[known[one.frame.about["time_us"]]]
         assert all(torch.equal(one.frame.sample[name], sample[name]) for name in ("codes", "x", "y", "t"))
     assert all(one.frame.picture.shape == (3, 240, 304) for one in found)
+    last = int(dat.read(path).t[-1])
+    assert times[-2] < last <= times[-1]
     assert any(one.answers for one in found)
+
+
+@pytest.mark.parametrize(
+    ("times", "moments"),
+    [([0], [500_000]), ([10, 500_000], [500_000]), ([10, 500_001], [500_000, 1_000_000]), ([2_000_001], [2_500_000])],
+)
+def test_moments_cover_a_recording(times, moments, tmp_path):
+    from parapos.data.events import Events
+
+    data = load_gen1("test", small_gen1(tmp_path / "gen1"))
+    predictor = predict.load(make_event_detector(tmp_path / "run", data.preprocessing))
+    zeros = [0] * len(times)
+    dat.write(tmp_path / "few.dat", Events.of(times, zeros, zeros, zeros))
+    found = predictor(tmp_path / "few.dat")
+    assert [one.frame.about["time_us"] for one in found] == moments
 
 
 def test_recordings_with_classes(tmp_path):

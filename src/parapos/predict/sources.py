@@ -253,12 +253,11 @@ class Recordings(Source):
 
         width, height = self.tokenizing.width, self.tokenizing.height
         first, end = int(events.t[0]), int(events.t[-1])
-        for start in range(first if self.clock == "time" else 0, end + 1, self.step):
+        begin = first if self.clock == "time" else first // self.step * self.step  # ages are asked for at full steps
+        for start in range(begin, max(end, begin + 1) + (self.clock == "time"), self.step):
             moment = min(start + self.step, end + 1) - 1 if self.clock == "time" else start + self.step
             lower, upper = np.searchsorted(events.t, [start, moment + 1])
             if self.clock == "age":
-                if upper == 0:
-                    continue  # nothing happened yet
                 lower = max(0, int(upper) - self.last) if self.last else 0
             part = events.select(slice(int(lower), int(upper)))
             origin = 0 if self.clock == "time" else moment
