@@ -319,3 +319,43 @@ def test_gen1_samples_are_learned_from(clips):
         assert [tuple(level.shape[-2:]) for level in raw.o2o] == [(30, 38), (15, 19), (7, 9)]
         evaluator.update(model, batch)
     assert sorted(evaluator.samples) == [0, 1, 2, 5]
+
+
+# Learning
+
+
+def steps(model, task, batch, count, autocast=False, lr=3e-3):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    for step in range(count):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / 10) * (0.5 + 0.5 * math.cos(math.pi * step / count))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = task.loss(model.train(), batch)
+        optimizer.zero_grad()
+        (loss.total / loss.weight.clamp(min=1)).sum().backward()
+        optimizer.step()
+    return loss
+
+
+def test_a_step_in_bfloat16_is_finite(root):
+    data, task = load("train", root, augment=PLAIN)
+    model = net()
+    loss = steps(model, task, task.collate([data[i] for i in range(4)]), 1, autocast=True)
+    assert torch.isfinite(loss.total).all()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("encoding", ["pape", "rope"])
+def test_four_images_are_learned_by_heart(root, encoding):
+    data, task = load("val", root, size=96)
+    chosen = [i for i in range(len(data)) if data.instances.boxes[data.instances.of(i)][:, 2:].min(initial=99) > 8][:4]
+    assert sum(data[i]["count"] > 0 for i in chosen) >= 2
+    torch.manual_seed(0)
+    model = create_model("vit_det_nano", num_classes=3, encoding=encoding, neck_dim=32, drop_path=0.0)
+    batch = task.collate([data[i] for i in chosen])
+    steps(model, task, batch, 250)
+    evaluator = task.evaluator()
+    with torch.no_grad():
+        evaluator.update(model.eval(), batch)
+    assert evaluator.compute()["map50"] > 0.9
