@@ -46,9 +46,12 @@ def registries():
     from parapos.data import DATASETS
     from parapos.encodings.looks import LOOKS
     from parapos.models import MODELS
+    from parapos.predict.albums import ALBUMS
+    from parapos.predict.sources import SOURCES
+    from parapos.predict.views import VIEWS
     from parapos.tasks import TASKS
 
-    known = (ENCODINGS, LOOKS, MODELS, DATASETS, TASKS, KERNELS)
+    known = (ENCODINGS, LOOKS, MODELS, DATASETS, TASKS, KERNELS, ALBUMS, SOURCES, VIEWS)
     before = [dict(registry) for registry in known]
     yield
     for registry, entries in zip(known, before, strict=True):

@@ -71,7 +71,8 @@ def test_commands_exist() -> None:
     """Every `parapos ...` command that a page names is one that the command line knows."""
     from parapos.cli import main
 
-    first, second = "doctor|bench|train|eval|sweep|table|analyze|demo|prepare", "precision|attention|model|imagenet"
+    first = "doctor|bench|train|eval|predict|sweep|table|analyze|demo|prepare"
+    second = "precision|attention|model|imagenet"
     found = set()
     for page in PAGES:
         found |= set(re.findall(rf"parapos ((?:{first})(?: (?:{second}))?)", page.read_text()))

@@ -38,6 +38,7 @@ NAMES = {
     "list_encodings",
     "list_models",
     "point_positions",
+    "predict",
     "register_dataset",
     "register_encoding",
     "register_kernel",
@@ -65,7 +66,7 @@ def test_public_names():
     found = {
         n for n in vars(parapos) if not n.startswith("_") and not isinstance(getattr(parapos, n), types.ModuleType)
     }
-    assert found | {"interop"} == NAMES
+    assert found | {"interop", "predict"} == NAMES
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|rc\d+)?", parapos.__version__)
 
 
@@ -113,6 +114,7 @@ def test_models_work_as_promised():
         assert net(torch.rand(1, 3, 160, 96), position_scale=224 / 448).shape == (1, 1000)
     assert "vit_base_patch16" in parapos.list_models()
     assert callable(parapos.interop.official.load)
+    assert callable(parapos.predict.load)
 
 
 def packages(statement):

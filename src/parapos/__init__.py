@@ -1,6 +1,6 @@
 """parapos: position encodings for vision transformers, exact and fused. Importing it loads torch and nothing else."""
 
-from . import interop
+from . import interop, predict
 from .attention import (
     AttentionPlan,
     Distance,
@@ -45,6 +45,7 @@ __all__ = [
     "list_encodings",
     "list_models",
     "point_positions",
+    "predict",
     "register_dataset",
     "register_encoding",
     "register_kernel",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, plugins
-from .commands import analyze, bench_tokenizer, experiments, figures, prepare
+from .commands import analyze, bench_detection, bench_tokenizer, experiments, figures, predict, prepare
 from .commands.base import (
     Parser,
     UserError,
@@ -290,6 +290,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--rounds", type=integer(1, 100000), default=10, help="steps of each model and mode")
     bench.set_defaults(run=_bench_profile)
     bench_tokenizer.add(benchmarks)
+    bench_detection.add(benchmarks)
 
     prepare.add(commands)
 
@@ -328,6 +329,7 @@ def parser() -> argparse.ArgumentParser:
     )
     judge.add_argument("--predictions", type=Path, metavar="DIR", help="also write the predictions")
     judge.set_defaults(run=_eval)
+    predict.add(commands)
     experiments.add(commands)
     figures.add(commands)
     analyze.add(commands)

@@ -144,21 +144,19 @@ def test_rotation_of_boxes():
     _, turned = run("rotation", 45.0, boxes=found)
     np.testing.assert_allclose(turned[0], [64 - 200**0.5, 48 - 200**0.5, 800**0.5, 800**0.5, 0])
     inside = boxes((0, 0, 127, 95), (0, 5, 20, 20), (107, 75, 20, 20))  # as they are cut to the frame
-    for flip in (False, True):
-        before = run("identity", boxes=inside, flip=flip)[1]
-        assert run("rotation", 0.0, boxes=inside, flip=flip)[1].tolist() == before.tolist()
+    assert run("rotation", 0.0, boxes=inside)[1].tolist() == inside.tolist()
     _, moved = run("rotation", -90.0, boxes=boxes((64, 48, 30, 10)))
     np.testing.assert_allclose(moved, [[64, 18, 10, 30, 0]], atol=1e-12)
 
 
-def test_turned_boxes_end_at_the_last_pixel():
-    """As boxes that are cut do: at W - 1 and H - 1. A flip, x to W - x, maps these limits to 1 and W."""
+def test_turned_boxes_that_touch_the_right_or_lower_end_go():
+    """As in the released code, which keeps left and top edges at 0. A flip maps x = 0 to W."""
     found = boxes((100, 40, 27, 10), (100, 40, 27.5, 10), (100, 40, 28, 10), (0, 40, 9, 10), (0.5, 40, 9, 10))
     _, kept = run("rotation", 0.0, boxes=found)
-    assert kept[:, 4].tolist() == [0, 3, 4]
+    assert kept[:, 4].tolist() == [0, 1, 3, 4]
     _, kept = run("rotation", 0.0, boxes=found, flip=True)
-    assert kept[:, 4].tolist() == [0, 3, 4]
-    low = boxes((10, 70, 10, 25), (10, 70, 10, 25.5))
+    assert kept[:, 4].tolist() == [0, 1, 2, 4]
+    low = boxes((10, 70, 10, 25.5), (10, 70, 10, 26))
     assert run("rotation", 0.0, boxes=low)[1][:, 4].tolist() == [0]
 
 
@@ -199,9 +197,9 @@ def test_boxes_stay_in_the_frame(seed):
     found = np.stack([left, top, rng.uniform(0, W - 1 - left), rng.uniform(0, H - 1 - top), np.arange(30)], axis=1)
     settings = EventAugment(operations=GEN1.operations, rotation=180.0)
     changed = augment(make(), rng, width=W, height=H, settings=settings, boxes=found)
-    kept, moved = changed.boxes, np.array([changed.change.flip, 0])
-    assert (kept[:, :2] >= moved - 1e-9).all()
-    assert (kept[:, :2] + kept[:, 2:4] <= np.array([W - 1, H - 1]) + moved + 1e-9).all()
+    kept = changed.boxes
+    assert (kept[:, :2] >= -1e-9).all()
+    assert (kept[:, :2] + kept[:, 2:4] <= np.array([W, H]) + 1e-9).all()
     assert (kept[:, 2:4] >= 0).all()
     assert np.isin(kept[:, 4], found[:, 4]).all()
 

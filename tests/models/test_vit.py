@@ -341,8 +341,8 @@ def test_bad_options(error, options, word):
 
 
 def test_unknown_models_and_kernels():
-    with pytest.raises(ValueError, match=r"'vit_base'.*did you mean 'vit_base_patch16'"):
-        create_model("vit_base")
+    with pytest.raises(ValueError, match=r"'vit_base_patch'.*did you mean 'vit_base_patch16'"):
+        create_model("vit_base_patch")
     with pytest.raises(ValueError, match="unknown kernel 'fast'"):
         small(kernel="fast")(torch.rand(1, 3, 8, 8))
 

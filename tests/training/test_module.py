@@ -157,3 +157,101 @@ def test_samples_without_losses_of_their_own_are_all_named(batch):
     module.begin_step()
     module.training_step({**batch, "image": batch["image"] * torch.nan}, 0)
     assert module.bad_samples() == batch["id"].tolist()
+
+
+class Branches(torch.nn.Module):
+    """Two heads on the same features, of which the second one does not teach them; with running statistics."""
+
+    inputs = ("image",)
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.norm = torch.nn.Linear(256, 8), torch.nn.BatchNorm1d(8)
+        self.first, self.second = torch.nn.Linear(8, 10), torch.nn.Linear(8, 10)
+
+    def forward(self, images):
+        x = self.norm(self.features(images.flatten(2)).transpose(1, 2)).relu().mean(2)
+        return self.first(x), self.second(x.detach())
+
+
+class TwoWeights(Classification):
+    """The first branch is divided by the sum of the labels, the second one by a thousandth of it, but at least by 1."""
+
+    parts = ("twice",)
+    normalizers = 2
+    least_weight = 1.0
+
+    def loss(self, model, batch):
+        losses = [torch.nn.functional.cross_entropy(x, batch["label"], reduction="none") for x in model(batch["image"])]
+        by_sample = torch.stack(losses, dim=1)
+        total, weight = by_sample.sum(0), batch["label"].sum() * torch.tensor([1.0, 0.001])
+        return Loss(total, weight, {"twice": 2 * total.detach()}, by_sample.detach())
+
+    def normalizer_of(self, parameter):
+        return int(parameter.startswith("second."))
+
+    def gain(self, samples):
+        return samples
+
+
+def by_hand(net, task, digits, keys):
+    """A step's loss and gradients from all of its samples at once."""
+    batch = collate([digits[key] for key in keys])
+    loss = task.loss(net, {**batch, "image": batch["image"].double()})
+    value = (loss.total / loss.weight.clamp(min=1)).sum()
+    grads = torch.autograd.grad(len(keys) * value, list(net.parameters()))
+    return float(value.detach()), grads
+
+
+@pytest.mark.parametrize("samples", [24, 19, 13])
+def test_branches_with_weights_of_their_own(samples, digits):
+    """A step is samples x the sum of both shares, however its batch is cut."""
+    module = make()
+    torch.manual_seed(1)
+    module.model, module.task = Branches().double(), TwoWeights(Digits)
+    module.model.norm.eval()  # statistics of a part are its own
+    module.progress.step = 1
+    keys = Plan(samples=samples, batch=12, part=12).keys(1, 0)
+    value, want = by_hand(module.model, module.task, digits, keys)
+    for part, world in ((12, 1), (3, 1), (3, 4)):
+        found = gradients(module, Plan(samples=samples, batch=12, part=part, world=world), digits, 1)
+        for a, b in zip(want, found, strict=True):
+            assert torch.allclose(a, b, rtol=1e-10, atol=1e-14)
+        assert module.finish_step(0)[0] == pytest.approx(value)
+        assert module.progress.part_sums == {"twice": pytest.approx(2 * value)}
+        module.progress.step, module.progress.part_sums = 1, {}
+
+
+@pytest.mark.parametrize("samples", [24, 21, 14])
+def test_running_statistics_move_once_a_step(samples, digits, monkeypatch):
+    """They are the mean over the step's samples of what each part makes of those before it. 14 leave 2 for 4 parts."""
+    module = make()
+    found = []
+    for world in (1, 2):
+        torch.manual_seed(1)
+        net = Branches().double()
+        module.model, module.task = net, TwoWeights(Digits)
+        start = {name: b.clone() for name, b in net.named_buffers()}
+        module.progress.step, statistics = 1, []
+        sums = []
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, sums=sums: x.copy_(sum(sums)))
+        for rank in range(world):
+            net.load_state_dict(start, strict=False)
+            module._running = type(module._running)(net)
+            module.plan = Plan(samples=samples, batch=12, part=3, world=world, rank=rank)
+            module.begin_step()
+            for turn in range(module.plan.accumulate):
+                keys = module.plan.keys(1, module.plan.part_of(turn))
+                batch = collate([digits[key] for key in keys or [0, 1]])
+                module.training_step({**batch, "image": batch["image"].double()}, turn).backward()
+                if keys:
+                    statistics.append((len(keys), net.norm.running_mean.clone(), net.norm.running_var.clone()))
+            sums.append(torch.cat([total.flatten() for total in module._running._sum]))
+        module._running.end_step(samples - 12, world > 1)
+        found.append({name: b.clone() for name, b in net.named_buffers()})
+        for i, name in ((1, "norm.running_mean"), (2, "norm.running_var")):
+            want = sum(entry[0] * entry[i] for entry in statistics) / (samples - 12)
+            assert torch.allclose(found[-1][name], want, rtol=1e-12)
+        assert found[-1]["norm.num_batches_tracked"] == 1
+    for name, buffer in found[0].items():
+        assert torch.allclose(buffer, found[1][name], rtol=1e-12), name

@@ -5,19 +5,23 @@ What a head's score is stands in scores.py, how a query's maps are laid out in m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import predict
 from ..encodings import ENCODINGS
 from ..encodings.looks import label
 from ..encodings.parabolic import PaPE, PaPERI
 from ..experiments.store import ReportError
-from ..models import EventViT, ViT, ViViT
+from ..models import ViViT
+from ..models.event_vit import EventBackbone
+from ..models.vit import PatchBackbone
 from ..training import checkpoint, fit
 from . import plot
 from .maps import COLUMNS, Maps, Strip, make_event_strip, make_maps, make_video_strip, save
@@ -51,6 +55,7 @@ def run(
     image: Path | None = None,
     size: int | None = None,
     query: Sequence[float] | None = None,
+    at: tuple[float, float] | None = None,
     columns: int | None = None,
     layer: int | None = None,
     head: int | None = None,
@@ -61,15 +66,17 @@ def run(
     """All of `parapos analyze` for a run: heads.png, heads.json, maps.png and maps.npz in a folder.
 
     samples: to score heads on, by default 1000 images or 100 of what has more tokens. query: row and column of an
-    image, tubelet, row and column of a video, a token or x, y and milliseconds of events. image and size are for models
-    of images, columns for those of events. Without layer and head, those of the most positional head (largest bounded
-    score), within what is given.
+    image, tubelet, row and column of a video, a token or x, y and milliseconds of events. at: instead, a place of an
+    image in pixels, x and y from the top left; of its file if an image is given, else of the sample. image, size and at
+    are for models of images, columns for those of events. Without layer and head, those of the most positional head
+    (largest bounded score), within what is given.
     """
     model, about = load(folder)
     for option, value, kind, what in (
-        ("image", image, ViT, "images"),
-        ("size", size, ViT, "images"),
-        ("columns", columns, EventViT, "events"),
+        ("image", image, PatchBackbone, "images"),
+        ("size", size, PatchBackbone, "images"),
+        ("at", at, PatchBackbone, "images"),
+        ("columns", columns, EventBackbone, "events"),
     ):
         if value is not None and not isinstance(model, kind):
             raise ReportError(f"{option} is for models of {what}, got {value} for {about['model']}")
@@ -77,6 +84,8 @@ def run(
     changes = {"root": root} if root else {}
     dataset = wanted.judged(split, **changes)
     task = wanted.make_task(dataset)
+    if at is not None and query is not None:
+        raise ReportError("query and at exclude each other: both say which patch looks")
     if image is None and not 0 <= index < len(dataset):
         raise ReportError(f"index must be from 0 to {len(dataset) - 1}, got {index}")
     what = image.name if image else f"sample {index} of {wanted.data.name} {split}"
@@ -84,17 +93,24 @@ def run(
     if isinstance(model, ViViT):
         sample = dataset[index]
         make = partial(make_video_strip, model, sample["video"], int(sample["tubelets"]), levels=_levels(dataset))
-    elif isinstance(model, EventViT):
-        make = partial(make_event_strip, model, dataset[index], columns=columns or COLUMNS, grid=_grid(dataset))
+    elif isinstance(model, EventBackbone):
+        clock = getattr(dataset, "clock", "time")
+        more: dict[str, Any] = dict(columns=columns or COLUMNS, grid=_grid(dataset), clock=clock)
+        make = partial(make_event_strip, model, dataset[index], **more)
     else:
-        trained = wanted.data.sides[0]  # recipes for pictures have squares
-        size = size or trained
-        shown = dataset if size == trained else wanted.judged(split, size=size, **changes)
-        picture = read(image, size, wanted.data.options) if image else shown[index]["image"]
-        make = partial(make_maps, model, picture, name=f"{size} px")
+        if image is not None:
+            frame = read(folder, image, size)
+        else:
+            shown = dataset if size in (None, wanted.data.size) else wanted.judged(split, size=size, **changes)
+            frame = predict.Frame({"image": shown[index]["image"]}, torch.empty(0))
+        picture = _whole_patches(model, frame.sample["image"])
+        if at is not None:
+            query = _patch_at(frame, at, getattr(model, "patch", 1))
+        sides = dict.fromkeys(picture.shape[1:])  # one number for a square
+        make = partial(make_maps, model, picture, name=f"{' x '.join(map(str, sides))} px")
     make(layer=layer or 1, head=head or 1, query=query)  # tells a mistake before the work begins
     checkpoint.check_writable(out)
-    samples = samples or (IMAGES if isinstance(model, ViT) else STREAMS)
+    samples = samples or (IMAGES if isinstance(model, PatchBackbone) else STREAMS)
     found = score_heads(model, dataset, samples, collate=task.collate, tau=tau, scaled=scaled, tell=tell)
     name = label(about["encoding"])
     paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]
@@ -106,8 +122,8 @@ def run(
     if isinstance(maps, Strip):
         plot.draw(paths[2], maps, title=title)
     else:
-        at = f"query (orange): row {maps.query[0] + 1}, column {maps.query[1] + 1}"
-        plot.maps(paths[2], [maps], title=f"{title}, {at}")
+        place = f"query (orange): row {maps.query[0] + 1}, column {maps.query[1] + 1}"
+        plot.maps(paths[2], [maps], title=f"{title}, {place}")
     save(paths[3], maps)
     return paths
 
@@ -156,10 +172,31 @@ def choose(bounded: Tensor, layer: int | None, head: int | None) -> tuple[int, i
     return max(inside, key=lambda pair: float(bounded[pair[0] - 1, pair[1] - 1])) if inside else pairs[0]
 
 
-def read(path: Path, size: int, options: Mapping[str, Any]) -> Tensor:
-    """An image file at a size, as the evaluation of a dataset with these options would show it."""
-    from ..data.images import read_image
-    from ..data.transforms import eval_transform
+def read(folder: Path, path: Path, size: int | None = None) -> predict.Frame:
+    """An image file as the model of a run sees it, by default at the size of training."""
+    try:
+        (frame,) = predict.load(folder, size=size, device="cpu").source.read(path).frames
+    except predict.PredictError as error:
+        raise ReportError(str(error)) from None
+    except ValueError as error:
+        raise ReportError(f"{path}: expected one image; {error}") from None
+    return frame
 
-    own = {key: options[key] for key in ("crop", "normalize") if key in options}
-    return eval_transform(size, **own)(read_image(path, upright=options.get("upright", True)))
+
+def _whole_patches(model: nn.Module, picture: Tensor) -> Tensor:
+    """Models that take a mask take any size, and fill patches up with zeros."""
+    patch = getattr(model, "patch", 1)
+    if "mask" not in getattr(model, "inputs", ()):
+        return picture
+    return F.pad(picture, (0, -picture.shape[2] % patch, 0, -picture.shape[1] % patch))
+
+
+def _patch_at(frame: predict.Frame, at: tuple[float, float], patch: int) -> tuple[int, int]:
+    """Row and column from 1 of the patch at a place of the picture, or of the sample where that is all there is."""
+    x, y = ((place - shift) / zoom for place, zoom, shift in zip(at, frame.zoom, frame.shift, strict=True))
+    height, width = frame.sample["image"].shape[1:]
+    if not (0 <= x < width and 0 <= y < height):
+        (left, top), (wide, high) = frame.shift, (width * frame.zoom[0], height * frame.zoom[1])
+        told = f"{left:.0f} to {left + wide:.0f} and {top:.0f} to {top + high:.0f}"
+        raise ReportError(f"at must be a place that the model sees, x and y from {told}, got {at[0]:g},{at[1]:g}")
+    return int(y // patch) + 1, int(x // patch) + 1

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ..experiments.store import ReportError
-from ..models import EventViT, ViViT
+from ..models import ViViT
+from ..models.event_vit import EventBackbone
 from ..training import checkpoint
 from .scores import watch
 
@@ -117,7 +118,7 @@ def make_video_strip(
 
 
 def make_event_strip(
-    model: EventViT,
+    model: EventBackbone,
     sample: Mapping[str, Tensor],
     *,
     layer: int,
@@ -125,11 +126,13 @@ def make_event_strip(
     query: Sequence[float] | None = None,
     columns: int = COLUMNS,
     grid: tuple[int, int] | None = None,
+    clock: str = "time",
 ) -> Strip:
     """The strip of a query on the tokens of an event stream: codes (L, threshold), x, y and t (L,) in microseconds.
 
     query: the number of a token from 1, or column and row of a patch from 1 and a time in milliseconds, which mean the
-    nearest token in the model's units; the middle token if not given. grid: rows and columns of patches. Pictures have
+    nearest token in the model's units; the middle token if not given. grid: rows and columns of patches. clock: "age"
+    if t counts back from the moment that the sample is about; the oldest column is the first with both. Pictures have
     the events of the tokens of their time, those that the model gets.
     """
     x, y, t = sample["x"].long(), sample["y"].long(), sample["t"].double()
@@ -140,16 +143,17 @@ def make_event_strip(
     at = _nearest(model, query, x, y, t, (rows, cols))
     given = {**sample, "length": torch.tensor(count)}
     found = _look(model, [given[name][None] for name in model.inputs], count, at, layer, head)
-    edges = torch.linspace(float(t.min()), float(t.max()), columns + 1, dtype=torch.float64)
-    column = (torch.searchsorted(edges, t, right=True) - 1).clamp(0, columns - 1)
+    when, word = (-t, " ms before") if clock == "age" else (t, " ms")
+    edges = torch.linspace(float(when.min()), float(when.max()), columns + 1, dtype=torch.float64)
+    column = (torch.searchsorted(edges, when, right=True) - 1).clamp(0, columns - 1)
     shown = torch.full((columns, rows, cols), -1)
     shown.view(-1).scatter_reduce_(0, (column * rows + y) * cols + x, torch.arange(count), "amax")  # the newest
     counts = event_counts(model, sample["codes"], x, y, column, (columns, rows, cols))
     place = (int(column[at]), int(y[at]), int(x[at]))
-    message = f"token {at + 1} of {count}, x {place[2] + 1}, y {place[1] + 1}, {float(t[at]) / 1e3:.0f} ms"
+    message = f"token {at + 1} of {count}, x {place[2] + 1}, y {place[1] + 1}, {float(t[at]) / 1e3:.0f}{word}"
     tokens = {"x": x, "y": y, "t": t, **found}
     return Strip(
-        names=tuple(f"{a:.0f} to {b:.0f} ms" for a, b in pairwise((edges / 1e3).tolist())),
+        names=tuple(f"{abs(a):.0f} to {abs(b):.0f}{word}" for a, b in pairwise((edges / 1e3).tolist())),
         pictures=paint(counts),
         kind="events\nred ON, blue OFF",
         query=place,
@@ -167,7 +171,7 @@ def make_event_strip(
 
 
 def event_counts(
-    model: EventViT, codes: Tensor, x: Tensor, y: Tensor, column: Tensor, shape: tuple[int, int, int]
+    model: EventBackbone, codes: Tensor, x: Tensor, y: Tensor, column: Tensor, shape: tuple[int, int, int]
 ) -> Tensor:
     """(C, 2, H, W): how many events of each polarity, OFF first, the tokens of each column have at each pixel."""
     patch, buckets = model.patch, model.buckets
@@ -205,9 +209,10 @@ def save(path: Path, found: Maps | Strip) -> None:
 
 
 def _look(model: nn.Module, given: Sequence[Tensor], tokens: int, at: int, layer: int, head: int) -> dict[str, Tensor]:
-    """The parts of a query over the tokens (tokens,). Class tokens come before them, and are left out."""
+    """The parts of a query over the tokens (tokens,). Class tokens come before them, and are left out. What follows the
+    encoder is not run, if the model can do without."""
     with watch(model) as watched:
-        model(*given)
+        getattr(model, "forward_features", model)(*given)
         layers = list(watched)
     heads = layers[0].q.shape[1]
     for what, value, most in (("layer", layer, len(layers)), ("head", head, heads)):
@@ -232,7 +237,7 @@ def _place(query: Sequence[float] | None, sizes: Mapping[str, int]) -> tuple[int
 
 
 def _nearest(
-    model: EventViT, query: Sequence[float] | None, x: Tensor, y: Tensor, t: Tensor, grid: tuple[int, int]
+    model: EventBackbone, query: Sequence[float] | None, x: Tensor, y: Tensor, t: Tensor, grid: tuple[int, int]
 ) -> int:
     """The token of a query, from 0."""
     if query is None:

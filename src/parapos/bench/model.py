@@ -25,17 +25,20 @@ from importlib import resources
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from ..encodings import fold
 from ..malloc import keep_memory
 from ..models import MODELS as REGISTRY
-from ..models import ViT, create_model
+from ..models import create_model
+from ..models.base import Backbone
+from ..models.detector import Detector
+from ..models.vit import PatchBackbone
 from . import measure
 from .flops import gflops
+from .steps import job_of
 
-MODELS = [name for name, (cls, _) in REGISTRY.items() if cls is ViT]
+MODELS = [name for name, (cls, _) in REGISTRY.items() if issubclass(cls, PatchBackbone)]
 BASE = "none"
 ENCODINGS = (BASE, "sincos", "alibi", "rope", "rope_mixed", "lookhere", "pape", "pape_ri")
 PARABOLAS = (2, 4, 8, 16, 32, 50, 64)
@@ -47,8 +50,8 @@ WARM_UP_SIZE = 64
 PROTOCOL = {
     "time": "rows in turn, rotated by one each round; median and quartiles of the per-round ratios to 'none'",
     "memory": "median of three fresh processes, peak above what each held before the model was made, all included",
-    "training": "forward, backward and fused AdamW, drop path on, W_b folded",
-    "inference": "evaluation mode, no gradients, W_b folded beforehand (parapos.fold)",
+    "training": "forward, loss, backward and fused AdamW, drop path on, W_b folded; detectors with 8 boxes an image",
+    "inference": "evaluation mode, no gradients, W_b folded beforehand (parapos.fold); detectors give boxes",
     "precision": "weights in float32; bf16 and fp16 by autocast, without loss scaling",
     "mode": "eager",
     "gflop": "2 per multiply-add; counted: operators of one image; analytic: the paper's form of the encoding",
@@ -96,15 +99,16 @@ def make_rows(encodings: Sequence[str], parabolas: Sequence[int]) -> list[Row]:
     return list(dict.fromkeys(rows))
 
 
-def build(row: Row, model: str, **size: int) -> ViT:
+def build(row: Row, model: str, **size: int) -> Backbone:
     options = size if row.parabolas is None else {"parabolas": row.parabolas, **size}
     net = create_model(model, encoding=row.encoding, **options)
-    assert isinstance(net, ViT)
-    nn.init.normal_(net.classifier.weight, std=0.02)  # zeros would make all other gradients zero
+    assert isinstance(net, Backbone)
+    if isinstance(head := getattr(net, "classifier", None), nn.Linear):
+        nn.init.normal_(head.weight, std=0.02)  # zeros would make all other gradients zero
     return net
 
 
-def share(net: ViT, trunk: ViT) -> None:
+def share(net: Backbone, trunk: Backbone) -> None:
     """Replace all parameters of net that trunk has too by trunk's."""
     own = dict(trunk.named_parameters())
     for name, _ in list(net.named_parameters()):
@@ -113,7 +117,7 @@ def share(net: ViT, trunk: ViT) -> None:
             setattr(net.get_submodule(module), leaf, own[name])
 
 
-def adamw(net: ViT, state: defaultdict[Any, Any] | None = None) -> torch.optim.AdamW:
+def adamw(net: Backbone, state: defaultdict[Any, Any] | None = None) -> torch.optim.AdamW:
     """With `state`, moments are shared too: rows that share weights need one copy."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.0, weight_decay=0.05, fused=True)
     if state is not None:
@@ -121,23 +125,24 @@ def adamw(net: ViT, state: defaultdict[Any, Any] | None = None) -> torch.optim.A
     return optimizer
 
 
-def prepare(net: ViT, optimizer: torch.optim.AdamW | None, setting: Setting) -> Callable[[], object]:
+def prepare(net: Backbone, optimizer: torch.optim.AdamW | None, setting: Setting) -> Callable[[], object]:
     """One step as a call, on inputs made here: a training step, or inference if there is no optimizer."""
+    job = job_of(net)
     images = torch.randn(setting.batch, 3, setting.size, setting.size, device=setting.device)
-    labels = torch.randint(net.classifier.out_features, (setting.batch,), device=setting.device)
+    targets = job.targets(net, setting.batch, setting.size, setting.device)
     dtype = DTYPES[setting.dtype]
     half: Callable[[], AbstractContextManager[object]] = nullcontext
     if dtype != torch.float32:
         half = lambda: torch.autocast(setting.device, dtype)  # noqa: E731
 
-    def infer() -> Tensor:
+    def infer() -> object:
         with torch.no_grad(), half():
-            return net(images)
+            return job.infer(net, images)
 
     def train() -> None:
         assert optimizer is not None
         with half():
-            loss = F.cross_entropy(net(images), labels)
+            loss = job.loss(net, images, targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -146,15 +151,16 @@ def prepare(net: ViT, optimizer: torch.optim.AdamW | None, setting: Setting) -> 
     return infer if optimizer is None else train
 
 
-def step(net: ViT, mode: str, setting: Setting) -> Callable[[], object]:
+def step(net: Backbone, mode: str, setting: Setting) -> Callable[[], object]:
     """One step of a mode as a call, on the setting's device; inference with PaPE's W_b folded."""
     net = (net if mode == "training" else fold(net)).to(setting.device)
     return prepare(net, adamw(net) if mode == "training" else None, setting)
 
 
-def _tiny(row: Row, model: str) -> ViT:
+def _tiny(row: Row, model: str) -> Backbone:
     """The same operators on next to no numbers, to warm up with."""
-    return build(row, model, dim=16 * REGISTRY[model][1]["heads"], depth=1, mlp_dim=32)
+    more = {"neck_dim": 16} if issubclass(REGISTRY[model][0], Detector) else {}
+    return build(row, model, dim=16 * REGISTRY[model][1]["heads"], depth=1, mlp_dim=32, **more)
 
 
 def measure_memory(row: Row, mode: str, setting: Setting) -> int:
@@ -203,9 +209,9 @@ def count(row: Row, model: str, size: int, device: str) -> dict[str, float | Non
         for mode in MODES:
             net.train(mode == "training")
             with FlopCounterMode(display=False) as counter, Ours(), torch.set_grad_enabled(mode == "training"):
-                out = net(images)
+                out = job_of(net).product(net, images, mode == "training")
                 if mode == "training":
-                    out.sum().backward()
+                    out.backward()
             uncounted = sorted(str(name) for name in Ours.seen if name not in counter.flop_registry)
             found[mode] = None if uncounted else counter.get_total_flops() / 1e9
             if uncounted:
@@ -222,7 +228,7 @@ def analytic(row: Row, model: str, size: int) -> dict[str, float] | None:
 
 
 def measure_time(
-    nets: dict[Row, ViT], state: defaultdict[Any, Any], setting: Setting, seconds: float, rounds: int
+    nets: dict[Row, Backbone], state: defaultdict[Any, Any], setting: Setting, seconds: float, rounds: int
 ) -> dict[tuple[str, Row], list[float]]:
     """Seconds per mode, row and round. Rounds go on for `seconds`; LEAST_ROUNDS at least, `rounds` at most."""
     device = setting.device
@@ -329,7 +335,7 @@ def _all_time(
     rows: Sequence[Row], settings: Sequence[Setting], memory: Sequence[dict[str, Any]], seconds: float, rounds: int
 ) -> list[dict[str, Any]]:
     """Rows whose process did not survive the memory measurement are left out."""
-    nets, state = dict[Row, ViT](), defaultdict[Any, Any](dict)
+    nets, state = dict[Row, Backbone](), defaultdict[Any, Any](dict)
     for row in rows:
         nets[row] = build(row, settings[0].model).to(settings[0].device)
         share(nets[row], nets[rows[0]])  # one by one, so that there is never more than one trunk too many

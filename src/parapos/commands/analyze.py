@@ -9,7 +9,7 @@ from typing import Any
 
 from .base import SPLITS, command, guarded, integer, tell, wrote
 
-OPTIONS = ("samples", "split", "index", "image", "size", "query", "columns", "layer", "head")
+OPTIONS = ("samples", "split", "index", "image", "size", "query", "at", "columns", "layer", "head")
 
 
 def _analyze(args: argparse.Namespace) -> None:
@@ -34,6 +34,14 @@ def _query(value: str) -> tuple[float, ...]:
     if not re.fullmatch(r"\d+(\.\d+)?(,\d+(\.\d+)?){0,2}", value):
         raise argparse.ArgumentTypeError(f"expected up to three numbers with commas between them, got {value!r}")
     return tuple(float(number) for number in value.split(","))
+
+
+def _place(value: str) -> tuple[float, float]:
+    """Two numbers."""
+    if not re.fullmatch(r"\d+(\.\d+)?,\d+(\.\d+)?", value):
+        raise argparse.ArgumentTypeError(f"expected x,y in pixels from the top left, got {value!r}")
+    x, y = (float(number) for number in value.split(","))
+    return x, y
 
 
 def _share(value: str) -> float:
@@ -74,6 +82,9 @@ def add(commands: Any) -> None:
         metavar="PLACE",
         help="patch that looks, without it the middle one; images: row,col; videos: tubelet,row,col; events: number of "
         "a token, or x,y,milliseconds for the nearest one, with x and y in patches",
+    )
+    analyze.add_argument(
+        "--at", type=_place, metavar="X,Y", help="instead: place in an image that looks, in pixels of --image or sample"
     )
     analyze.add_argument("--columns", type=integer(1, 24), help="events: parts that time is divided into, without it 6")
     analyze.add_argument("--layer", type=integer(1, 10**6), help="without it that of the most positional head")

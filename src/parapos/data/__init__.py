@@ -76,6 +76,8 @@ DATASETS: dict[str, tuple[str, str] | Source] = {
     "ucf101": ("ucf101", "ucf101"),
     "dvsgesture": ("dvsgesture", "dvsgesture"),
     "gen1": ("gen1", "gen1"),
+    "coco": ("coco", "coco"),
+    "coco_desk": ("coco", "coco_desk"),
     "fashion_mnist": ("fashion", "FashionMNIST"),
     "cifar10": ("cifar10", "CIFAR10"),
 }

@@ -9,6 +9,7 @@ one gesture takes as long as its whole recording.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,6 +162,7 @@ class Gestures:
             raise FormatError(f"{root}: no gestures, expected recordings with labels")
         self.root, self.store, self.samples = root, store, list(samples)
         self.tokenizing, self.augment, self.seed, self.truncated = tokenizing, augment, seed, truncated
+        self.preprocessing = {**asdict(tokenizing), "clock": self.clock}
 
     def __len__(self) -> int:
         return len(self.samples)

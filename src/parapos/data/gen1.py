@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..tokenizers.spiking_patches import BUCKETS
 from . import FormatError
 from .augment.events import GEN1, EventAugment, tokenize_augmented
 from .event_tokens import RAGGED, Tokenizing, tensors
@@ -30,6 +31,8 @@ CLASSES = ("car", "pedestrian")
 CLIPS = {"train": 1460, "val": 429, "test": 470}
 ARCHIVE = "detection_dataset_duration_60s_ratio_1.0"
 TASK = "detection"
+GIVES = (*RAGGED, "length")  # inputs of models
+OF_MODELS = {"buckets": BUCKETS, "sensor": (HEIGHT, WIDTH)}  # options that models must have
 LAST = 500_000  # events of a sample
 LEAST_SIDE, LEAST_DIAGONAL = 10, 30  # pixels of a box
 WIDEST = 9 * WIDTH // 10  # of a box in training; wider ones are faulty
@@ -141,16 +144,20 @@ def open_clip(path: Path, *, truncated: str = "error") -> DatFile:
 
 
 class Clips:
-    """Samples {"codes", "x", "y", "t", "length", "boxes", "labels", "objects", "time", "id"}.
+    """Samples {"codes", "x", "y", "t", "length", "boxes", "labels", "count", "time", "id"}, and "truth"
+    if they are not varied.
 
-    boxes: centre, width and height as shares of the frame, float32 (M, 4), with classes int64 (M,) as `labels` and M as
-    `objects`. time: microseconds from the start of the clip.
+    boxes: XYXY in pixels of the frame, float32 (M, 4), with classes int64 (M,) as `labels` and M as `count`. time:
+    microseconds from the start of the clip. truth: what detections are judged by, the name of the clip, and boxes
+    float64 (M, 4) as x, y, width and height, with labels.
 
     A clip is read through once, by whichever worker needs it first: its times must not go back.
     """
 
     classes = len(CLASSES)
-    ragged = (*RAGGED, "boxes", "labels")
+    class_names = CLASSES
+    protocol = "gen1"
+    ragged = (*RAGGED, "boxes", "labels", "truth.boxes", "truth.labels")
     clock = "age"  # to the time of the labels
 
     def __init__(
@@ -170,6 +177,7 @@ class Clips:
             raise ValueError(f"last must be at least 1, got {last}")
         self.folder, self.names, self.tokenizing, self.augment = folder, list(names), tokenizing, augment
         self.seed, self.last, self.unique, self.truncated = seed, last, unique, truncated
+        self.preprocessing = {**asdict(tokenizing), "clock": self.clock, "last": last, "unique": unique}
         kept, clips, times, starts, total = [], [], [], [], 0
         for i, name in enumerate(names):
             path = folder / f"{name}{BOXES}"
@@ -217,15 +225,17 @@ class Clips:
             assert changed.boxes is not None
             boxes = changed.boxes
         sample = tensors(tokens, self.clock, origin=time)
-        sample["boxes"] = torch.from_numpy(_shares(boxes)).float()
+        corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:4]], axis=1)
+        sample["boxes"] = torch.from_numpy(corners).float()
         sample["labels"] = torch.from_numpy(boxes[:, 4].astype(np.int64))
-        return {**sample, "objects": len(boxes), "time": time, "id": index}
+        sample |= {"count": len(boxes), "time": time, "id": index}
+        return sample if self.augment is not None else {**sample, "truth": self.truth(index)}
 
-
-def _shares(boxes: Array) -> Array:
-    """Centre, width and height as shares of the frame."""
-    x, y, w, h = boxes[:, :4].T
-    return np.stack([(x + w / 2) / WIDTH, (y + h / 2) / HEIGHT, w / WIDTH, h / HEIGHT], axis=1)
+    def truth(self, index: int) -> dict[str, Any]:
+        """What detections of a sample are judged by."""
+        boxes = torch.from_numpy(self.objects(index))
+        name = {"clip": self.names[self.clips[index]], "time": int(self.times[index])}
+        return {**name, "boxes": boxes[:, :4], "labels": boxes[:, 4].long()}
 
 
 def gen1(

@@ -85,6 +85,17 @@ PREPARATIONS: dict[str, Preparation] = {
         "train,events",
         (_KEEP,),
     ),
+    "coco": Preparation(
+        "parapos.data.coco",
+        "Count and read COCO 2017, or another data set in its layout. Nothing has to be written.",
+        extras="train,detect",
+        advice='data.options.corrupt = "skip" trains without them',
+    ),
+    "coco_desk": Preparation(
+        "parapos.data.coco_desk",
+        "Write the generated digits and shapes that the recipe coco_desk trains on, and count them.",
+        extras="train,detect",
+    ),
 }
 
 

@@ -80,6 +80,7 @@ class Videos:
         self.seed, self.corrupt, self.spacing, self.store = seed, corrupt, spacing, store
         self.prepared = torch.tensor(prepared if prepared is not None else [False] * len(self.files))
         self.skipped = torch.zeros(len(self.files), dtype=torch.bool).share_memory_()
+        self.preprocessing = {"height": height, "width": width, "pixel_scale": pixel_scale, "spacing": spacing}
 
     def __len__(self) -> int:
         return len(self.files)

@@ -135,7 +135,7 @@ def _legend(grid: Grid, found: Results) -> str:
         places = [(block, row, name) for block in _blocks(grid) for row in grid.rows for name in table.columns]
         lines.append(f"Measured: {sum(grid.is_whole(found, place) for place in places)} of {len(places)}.")
     text = " ".join(lines)
-    return text[0].upper() + text[1:]
+    return text if text[1:2].isupper() else text[0].upper() + text[1:]  # mAP stays as it is
 
 
 def _list(things: Sequence[object]) -> str:

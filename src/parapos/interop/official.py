@@ -12,10 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..models.detector import DetectorViT, EventDetector
 from ..models.vit import ViT
 from ..models.vivit import ViViT
 
-TASKS: dict[str, tuple[type[ViT | ViViT], int]] = {"image": (ViT, 4), "video": (ViViT, 5)}  # dimensions of the stem
+# The model of a task, the dimensions of its stem, and a tensor that no other network with such a stem has.
+TASKS: dict[str, tuple[type[nn.Module], int, str]] = {
+    "image": (ViT, 4, "classifier.weight"),
+    "video": (ViViT, 5, "classifier.weight"),
+    "detection": (DetectorViT, 4, "fpn2.0.weight"),
+    "event_detection": (EventDetector, 4, "embedding.projection.weight"),
+}
 
 _RENAMES = (
     (r"attention\.qkv_proj\.", "attention.qkv."),
@@ -25,8 +32,27 @@ _RENAMES = (
     (r"position_encoder\.position_scales$", "encoding.w_p"),
     (r"position_encoder\.a\.weight$", "encoding.w_a"),
     (r"position_encoder\.frequencies$", "encoding.frequencies"),
+    (r"^embedding\.projection\.", "embedding."),
+    (r"^fpn1\.0\.", "neck.resize.0."),
+    (r"^fpn1\.1\.ln\.", "neck.project.0.0.norm."),
+    (r"^fpn2\.0\.", "neck.project.1.0.conv."),
+    (r"^fpn2\.1\.ln\.", "neck.project.1.0.norm."),
+    (r"^fpn3\.1\.", "neck.project.2.0.conv."),
+    (r"^fpn3\.2\.ln\.", "neck.project.2.0.norm."),
+    (r"^head\.dfl\.conv\.weight$", "head.bins"),
+    (r"^head\.cv", "head.o2m.cv"),
+    (r"^head\.one2one_cv", "head.o2o.cv"),
+    (r"\.cv2\.(\d+)\.2\.", r".box.\1.out."),
+    (r"\.cv3\.(\d+)\.2\.", r".cls.\1.out."),
+    (r"\.cv2\.(\d+)\.([01])\.", r".box.\1.layers.\2."),
+    (r"\.cv3\.(\d+)\.0\.([01])\.", r".cls.\1.layers.\2."),  # depthwise, pointwise
+    (r"\.cv3\.(\d+)\.1\.0\.", r".cls.\1.layers.2."),
+    (r"\.cv3\.(\d+)\.1\.1\.", r".cls.\1.layers.3."),
+    (r"(head\..*)\.bn\.", r"\1.norm."),
 )
-_PREFIXES = ("classifier._orig_mod.", "classifier.", "_orig_mod.")
+_PREFIXES = tuple(f"{part}{wrap}" for part in ("classifier.", "detector.", "") for wrap in ("_orig_mod.", ""))
+_STEMS = ("embedding.weight", "embedding.projection.weight")
+_COUNTER = "num_batches_tracked"  # of BatchNorm; whole, and of no effect
 
 
 class CheckpointError(ValueError):
@@ -39,7 +65,7 @@ def _strip(state: Mapping[str, Any]) -> dict[str, Tensor]:
     if not isinstance(inner, Mapping):
         raise CheckpointError(f"state_dict must be a mapping of names to tensors, got {type(inner).__name__}")
     for prefix in _PREFIXES:
-        if f"{prefix}embedding.weight" in inner:
+        if any(f"{prefix}{stem}" in inner for stem in _STEMS):
             named = ((key, x) for key, x in inner.items() if isinstance(key, str) and key.startswith(prefix))
             inner = {key.removeprefix(prefix): x for key, x in named}
             break
@@ -48,9 +74,9 @@ def _strip(state: Mapping[str, Any]) -> dict[str, Tensor]:
             raise CheckpointError(f"names must be text, got {key!r}")
         if not isinstance(x, Tensor):
             raise CheckpointError(f"{key} must be a tensor, got {type(x).__name__}")
-        if not x.is_floating_point():
+        if not x.is_floating_point() and not key.endswith(_COUNTER):
             raise CheckpointError(f"{key} must be floating, got {x.dtype}")
-    if "embedding.weight" not in inner:
+    if not any(stem in inner for stem in _STEMS):
         some = ", ".join(list(inner)[:3]) or "nothing"
         raise CheckpointError(f"no embedding.weight found; this is not a checkpoint of the release (it has {some})")
     return dict(inner)
@@ -92,6 +118,10 @@ def convert(state: Mapping[str, Any], heads: int) -> dict[str, Tensor]:
             x = x.reshape(heads)
         elif key.endswith("position_encoder.frequencies"):
             x = x.reshape(heads, -1, x.shape[-1])
+        elif key == "embedding.projection.weight":
+            x = x.flatten(1)  # a convolution that sees a whole patch once is a linear layer
+        elif name == "head.bins":
+            x = x.flatten()
         out[name] = x
     return out
 
@@ -101,9 +131,10 @@ def load(
 ) -> nn.Module:
     """A model in eval mode with the release's weights and its behaviour, quirks included.
 
-    task: "image" for net(images), "video" for net(videos, lengths=...) with the number of real tubelets per sample.
+    task: "image" for net(images), "video" for net(videos, lengths=...) with the number of real tubelets per sample;
+    "detection" for the network of COCO and "event_detection" for that of GEN1, see `models.detector`.
     state_dict: a network's state dict or a training checkpoint that holds one. heads cannot be read from the weights.
-    encoding is needed only where it has no weights. options go to the model, such as kernel or drop_path.
+    encoding is needed only where it has no weights. options go to the model, such as kernel, drop_path or sensor.
     """
     if task not in TASKS:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
@@ -111,28 +142,37 @@ def load(
         raise ValueError(f"heads must be a positive integer, got {heads!r}")
     state = _strip(state_dict)
     name = _infer_encoding(state, encoding)
-    for option in ("parabolas", "compat", "tubelet"):
+    for option in ("parabolas", "compat", "tubelet", "neck", "neck_dim", "reg_max", "buckets", "pad"):
         if option in options:
             raise TypeError(f"{option} is read from the checkpoint and cannot be given")
-    cls, ndim = TASKS[task]
-    stem = state["embedding.weight"]
+    cls, ndim, needed = TASKS[task]
+    stem = next(state[name] for name in _STEMS if name in state)
+    others = [other for other, (_, n, mark) in TASKS.items() if n == stem.ndim and mark in state and other != task]
+    hint = "".join(f"; try task={other!r}" for other in others[-1:])
     if stem.ndim != ndim or not stem.numel():
-        hints = [f"; try task={other!r}" for other, (_, n) in TASKS.items() if n == stem.ndim and other != task]
         raise CheckpointError(
             f"embedding.weight of a network for task={task!r} has {ndim} dimensions and is not empty, "
-            f"got {tuple(stem.shape)}{''.join(hints)}"
+            f"got {tuple(stem.shape)}{hint}"
         )
+    if others and needed not in state:
+        raise CheckpointError(f"a network for task={task!r} has {needed}, this one has not{hint}")
     try:
         dim, channels, *tubelet, patch, _ = stem.shape
-        if tubelet:
-            options["tubelet"] = tubelet[0]
+        options |= {"tubelet": tubelet[0]} if tubelet else {}
+        options |= {"buckets": channels // 2} if task == "event_detection" else {"channels": channels}
         layers = {int(m[1]) for key in state if (m := re.match(r"encoder\.layers\.(\d{1,4})\.", key))}
         depth = len(layers)
         if not layers or layers != set(range(depth)):
             raise CheckpointError(f"layers must be 0, 1, ... without gaps, got {sorted(layers)[:8]}")
         inner = state["encoder.layers.0.attention.out_proj.weight"].shape[1]
         mlp_dim = state["encoder.layers.0.ffn.fc1.weight"].shape[0]
-        classes = state["classifier.weight"].shape[0]
+        if task in ("image", "video"):
+            classes = state["classifier.weight"].shape[0]
+        else:
+            classes = state["head.cv3.0.2.weight"].shape[0]
+            options |= {"neck_dim": state["fpn2.0.weight"].shape[0]}
+            options |= {"reg_max": state["head.cv2.0.2.weight"].shape[0] // 4}
+            options |= {"pad": False} if task == "detection" else {}
     except (KeyError, IndexError) as error:
         raise CheckpointError(f"the checkpoint is incomplete: {error}") from error
     if inner % heads:
@@ -153,14 +193,14 @@ def load(
         mlp_dim=mlp_dim,
         num_classes=classes,
         patch=patch,
-        channels=channels,
         encoding=name,
         compat="official",
         **options,
     )
     try:
         with torch.no_grad():
-            net.load_state_dict(convert(state, heads))
+            counters = {key: x for key, x in net.state_dict().items() if key.endswith(_COUNTER)}
+            net.load_state_dict({**counters, **convert(state, heads)})
     except RuntimeError as error:
         raise CheckpointError(str(error)[:2000]) from error
     return net.eval()

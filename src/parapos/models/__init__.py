@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from ..text import nearest
+from .detector import DetectorViT, EventDetector
 from .event_vit import EventViT
 from .vit import ViT
 from .vivit import ViViT
@@ -29,9 +30,23 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "vivit_nano_patch16": (ViViT, _NANO),
     "event_vit_base_patch16": (EventViT, _BASE),
     "event_vit_nano_patch16": (EventViT, _NANO),
+    "vit_det_base": (DetectorViT, _BASE),
+    "vit_det_nano": (DetectorViT, _NANO),
+    "event_det_base": (EventDetector, _BASE),
+    "event_det_nano": (EventDetector, _NANO),
 }
 
-__all__ = ["MODELS", "EventViT", "ViT", "ViViT", "create_model", "list_models", "register_model"]
+__all__ = [
+    "MODELS",
+    "DetectorViT",
+    "EventDetector",
+    "EventViT",
+    "ViT",
+    "ViViT",
+    "create_model",
+    "list_models",
+    "register_model",
+]
 
 
 def list_models() -> list[str]:

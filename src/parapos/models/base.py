@@ -1,4 +1,4 @@
-"""What classifiers of images, videos and events share: class token, encoder, pooling over real tokens, classifier.
+"""What models of images, videos and events share: class token, encoder, pooling over real tokens, classifier.
 
 B batch, N tokens, D width, p position dims.
 """
@@ -6,7 +6,7 @@ B batch, N tokens, D width, p position dims.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,11 +17,11 @@ from ..blocks import Encoder
 from ..positions import ClassToken, Positions
 
 
-class Classifier(nn.Module):
-    """`embedding` is what a subclass makes tokens with, `axes` how many dimensions its positions have.
+class Backbone(nn.Module):
+    """Tokens that `embedding` makes, through an encoder. `axes`: how many dimensions their positions have. `patch`: the
+    side in pixels of what a token sees.
 
-    pool: "cls" or "mean" (then there is no class token). cls_position: "origin", "unplaced", or None for what the
-    encoding prefers. Other keywords go to the encoder: encoding and its options, head_dim, qk_dim, kernel, strict.
+    Other keywords go to the encoder: encoding and its options, head_dim, qk_dim, kernel, strict.
     inputs: the entries of a batch that forward takes, in order.
     """
 
@@ -32,42 +32,25 @@ class Classifier(nn.Module):
         embedding: nn.Module,
         *,
         axes: int,
+        patch: int,
         dim: int,
         heads: int,
         depth: int,
         mlp_dim: int,
-        num_classes: int,
-        pool: str = "cls",
-        cls_position: str | None = None,
         drop_path: float = 0.1,
         encoding: str = "pape",
         pos_dim: int | None = None,
         **attention: Any,
     ) -> None:
         super().__init__()
-        if pool not in ("cls", "mean"):
-            raise ValueError(f"pool must be 'cls' or 'mean', got {pool!r}")
-        if cls_position not in (None, "origin", "unplaced"):
-            raise ValueError(f"cls_position must be None, 'origin' or 'unplaced', got {cls_position!r}")
-        if cls_position is not None and pool == "mean":
-            raise ValueError("cls_position has no effect with pool='mean', which has no class token")
         if pos_dim not in (None, axes):
             raise ValueError(f"pos_dim of {type(self).__name__} is {axes}, got {pos_dim}")
-        at_least_one(num_classes=num_classes)
-        self.pool = pool
-        self.embedding = embedding
+        self.embedding, self.patch = embedding, patch
         self.encoder = Encoder(
             dim, depth, mlp_dim, drop_path, heads=heads, encoding=encoding, pos_dim=axes, **attention
         )
-        self.classifier = nn.Linear(dim, num_classes)
-        nn.init.zeros_(self.classifier.weight)
-        nn.init.constant_(self.classifier.bias, -math.log(num_classes))
         self.cls: nn.Parameter | None = None
         self.cls_token: ClassToken = False
-        if pool == "cls":
-            self.cls = nn.Parameter(torch.randn(1, 1, dim) * 0.02)
-            choice = {None: self.encoder.encoding.cls_token, "origin": True, "unplaced": "unplaced"}
-            self.cls_token = choice[cls_position]
 
     def encode(self, x: Tensor, r: Positions, mask: Tensor | None = None) -> Tensor:
         """Tokens (B, N, D), positions of these and of the class token before them, mask (B, N) with True for real
@@ -76,6 +59,51 @@ class Classifier(nn.Module):
             x = torch.cat([self.cls.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
             mask = None if mask is None else F.pad(mask, (1, 0), value=True)
         return self.encoder(x, r, mask)
+
+    def load_backbone(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over embedding, encoder and class token, if both have one, of a model with other outputs."""
+        own, parts = self.state_dict(), ("embedding.", "encoder.")
+        mine, theirs = ({name: x for name, x in held.items() if name.startswith(parts)} for held in (own, state))
+        for name in [*mine, *theirs]:
+            want, got = (tuple(x[name].shape) if name in x else "none" for x in (mine, theirs))
+            if want != got:
+                raise ValueError(f"{name}: expected {want}, got {got}; backbones must have the same size and encoding")
+        if "cls" in own and "cls" in state:
+            theirs["cls"] = state["cls"]
+        self.load_state_dict({**own, **theirs})
+
+
+class Classifier(Backbone):
+    """pool: "cls" or "mean" (then there is no class token). cls_position: "origin", "unplaced", or None for what the
+    encoding prefers. Other arguments are those of `Backbone`.
+    """
+
+    def __init__(
+        self,
+        embedding: nn.Module,
+        *,
+        dim: int,
+        num_classes: int,
+        pool: str = "cls",
+        cls_position: str | None = None,
+        **common: Any,
+    ) -> None:
+        if pool not in ("cls", "mean"):
+            raise ValueError(f"pool must be 'cls' or 'mean', got {pool!r}")
+        if cls_position not in (None, "origin", "unplaced"):
+            raise ValueError(f"cls_position must be None, 'origin' or 'unplaced', got {cls_position!r}")
+        if cls_position is not None and pool == "mean":
+            raise ValueError("cls_position has no effect with pool='mean', which has no class token")
+        at_least_one(num_classes=num_classes)
+        super().__init__(embedding, dim=dim, **common)
+        self.pool = pool
+        self.classifier = nn.Linear(dim, num_classes)
+        nn.init.zeros_(self.classifier.weight)
+        nn.init.constant_(self.classifier.bias, -math.log(num_classes))
+        if pool == "cls":
+            self.cls = nn.Parameter(torch.randn(1, 1, dim) * 0.02)
+            choice = {None: self.encoder.encoding.cls_token, "origin": True, "unplaced": "unplaced"}
+            self.cls_token = choice[cls_position]
 
     def classify(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits (B, classes) of encoded tokens; mask as in `encode`. The mean of no tokens is zero."""

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ..positions import Positions, event_positions
-from .base import Classifier, at_least_one, check_scale, real
+from .base import Backbone, Classifier, at_least_one, check_scale, real
 
 
-class EventViT(Classifier):
+class EventBackbone(Backbone):
     """patch and buckets: those of the tokenizer. time_scale: what counts as one unit of time, in units of t.
 
-    Other keywords are those of `Classifier`.
+    Other keywords are those of the class that it is mixed with.
     """
 
     inputs = ("codes", "x", "y", "t", "length")
@@ -33,15 +33,14 @@ class EventViT(Classifier):
         patch: int = 16,
         buckets: int = 10,
         time_scale: float = 50_000.0,
-        num_classes: int = 11,
         **common: Any,
     ) -> None:
         at_least_one(patch=patch, buckets=buckets)
         if not 0 < time_scale < math.inf:
             raise ValueError(f"time_scale must be positive and finite, got {time_scale}")
         embedding = nn.Linear(2 * buckets * patch * patch, dim)
-        super().__init__(embedding, axes=3, dim=dim, num_classes=num_classes, **common)
-        self.patch, self.buckets, self.time_scale = patch, buckets, time_scale
+        super().__init__(embedding, axes=3, patch=patch, dim=dim, **common)
+        self.buckets, self.time_scale = buckets, time_scale
 
     def counts(self, codes: Tensor, mask: Tensor) -> Tensor:
         """Events (B, L, 2 buckets P P) of each kind in each token, float32; none where mask (B, L) is False."""
@@ -69,14 +68,26 @@ class EventViT(Classifier):
                 raise ValueError(f"{name} must be {tuple(codes.shape[:2])} as codes are, got {tuple(value.shape)}")
             if value.dtype in (torch.float16, torch.bfloat16):
                 raise TypeError(f"{name} must be float32, float64 or integers, got {value.dtype}")
-        check_scale(position_scale, 3)
         size = codes.shape[:2]
         mask = codes.new_ones(size, dtype=torch.bool) if lengths is None else real(lengths, codes, size[1])
-        tokens = self.embedding(self.counts(codes, mask).log1p_().to(self.embedding.weight.dtype))
+        return self.encode_counts(self.counts(codes, mask), x, y, t, mask, position_scale), mask
+
+    def encode_counts(
+        self,
+        counts: Tensor,
+        x: Tensor,
+        y: Tensor,
+        t: Tensor,
+        mask: Tensor,
+        position_scale: float | Sequence[float] = 1.0,
+    ) -> Tensor:
+        """Encoded tokens of counts as of `counts`, at x, y and t (B, L) where mask (B, L) is True."""
+        check_scale(position_scale, 3)
+        tokens = self.embedding(counts.log1p().to(self.embedding.weight.dtype))
         x, y, t = (value.masked_fill(~mask, 0) for value in (x, y, t))  # padding may hold anything, NaN too
         r = event_positions(x, y, t, time_scale=self.time_scale, cls=self.cls_token)
         r = r * torch.as_tensor(position_scale, dtype=r.dtype, device=r.device)
-        return self.encode(tokens, Positions.of(r, 3), mask), mask
+        return self.encode(tokens, Positions.of(r, 3), mask)
 
     def forward_features(
         self,
@@ -89,6 +100,13 @@ class EventViT(Classifier):
     ) -> Tensor:
         """Encoded tokens (B, L [+ 1], D), class token first if there is one; those of padding mean nothing."""
         return self._encoded(codes, x, y, t, lengths, position_scale)[0]
+
+
+class EventViT(EventBackbone, Classifier):
+    """Keywords are those of `EventBackbone` and `Classifier`."""
+
+    def __init__(self, *, num_classes: int = 11, patch: int = 16, **common: Any) -> None:
+        super().__init__(num_classes=num_classes, patch=patch, **common)
 
     def forward(
         self,

@@ -12,19 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from ..positions import Positions, grid_positions
-from .base import Classifier, at_least_one
+from .base import Backbone, Classifier, at_least_one
 
 
-class ViT(Classifier):
-    """patch: pixels per side. Other keywords are those of `Classifier`."""
+class PatchBackbone(Backbone):
+    """patch: pixels per side. Other keywords are those of the class that it is mixed with."""
 
-    inputs = ("image",)
     embedding: nn.Conv2d
 
-    def __init__(self, *, dim: int, patch: int = 16, channels: int = 3, num_classes: int = 1000, **common: Any) -> None:
+    def __init__(self, *, dim: int, patch: int = 16, channels: int = 3, **common: Any) -> None:
         at_least_one(patch=patch, channels=channels)
-        super().__init__(nn.Conv2d(channels, dim, patch, patch), axes=2, dim=dim, num_classes=num_classes, **common)
-        self.patch = patch
+        super().__init__(nn.Conv2d(channels, dim, patch, patch), axes=2, patch=patch, dim=dim, **common)
 
     def forward_features(self, images: Tensor, position_scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
         """Encoded tokens (B, N, D), class token first if there is one."""
@@ -43,6 +41,15 @@ class ViT(Classifier):
         r = grid_positions(rows, cols, cls=self.cls_token, scale=position_scale, device=x.device)
         positions = Positions(r[None], unplaced=self.cls_token == "unplaced")
         return self.encode(x.flatten(2).transpose(1, 2), positions, None if mask is None else mask.flatten(1))
+
+
+class ViT(PatchBackbone, Classifier):
+    """Keywords are those of `PatchBackbone` and `Classifier`."""
+
+    inputs = ("image",)
+
+    def __init__(self, *, num_classes: int = 1000, patch: int = 16, **common: Any) -> None:
+        super().__init__(num_classes=num_classes, patch=patch, **common)
 
     def forward(self, images: Tensor, position_scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
         """Logits (B, classes) of images (B, C, H, W). position_scale multiplies positions: position interpolation.

@@ -33,8 +33,9 @@ class ViViT(Classifier):
     ) -> None:
         at_least_one(tubelet=tubelet, patch=patch, channels=channels)
         size = (tubelet, patch, patch)
-        super().__init__(nn.Conv3d(channels, dim, size, size), axes=3, dim=dim, num_classes=num_classes, **common)
-        self.tubelet, self.patch = tubelet, patch
+        embedding = nn.Conv3d(channels, dim, size, size)
+        super().__init__(embedding, axes=3, patch=patch, dim=dim, num_classes=num_classes, **common)
+        self.tubelet = tubelet
 
     def _encoded(
         self, videos: Tensor, lengths: Tensor | Sequence[int] | None, position_scale: float | Sequence[float]

@@ -8,8 +8,9 @@ from typing import Any
 from ..text import nearest
 from .base import Evaluator, Loss, Metric, Task, answer
 from .classification import Classification
+from .detection import Detection
 
-TASKS: dict[str, type[Task]] = {"classification": Classification}
+TASKS: dict[str, type[Task]] = {"classification": Classification, "detection": Detection}
 
 __all__ = [
     "TASKS",

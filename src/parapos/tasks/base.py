@@ -62,6 +62,9 @@ class Loss:
 
     parts: named sums, detached, that are logged divided by the same weight; their names are the task's `parts`.
     by_sample: the losses (B,) of the samples, detached, if there are such; they tell which one is not finite.
+
+    A task with several `normalizers` gives total, weight and parts as (normalizers,), by_sample as (B, normalizers):
+    the loss is the sum over them of total / weight.
     """
 
     total: Tensor
@@ -95,11 +98,15 @@ class Task(ABC):
 
     metrics: what it is judged by. headline: the name of the metric that decides which weights are best.
     parts: names of the parts of the loss that are logged.
+    normalizers: how many weights the loss has. Each parameter learns from the share of one, which `normalizer_of` says.
+    least_weight: a step's weight counts at least as much.
     """
 
     metrics: tuple[Metric, ...]
     headline: ClassVar[str]
     parts: ClassVar[tuple[str, ...]] = ()
+    normalizers: ClassVar[int] = 1
+    least_weight: ClassVar[float] = 0.0
 
     def __init__(self, dataset: Any) -> None:
         self.ragged: tuple[str, ...] = tuple(getattr(dataset, "ragged", ()))
@@ -138,6 +145,15 @@ class Task(ABC):
     @abstractmethod
     def loss(self, model: Forward, batch: Batch) -> Loss:
         """The training loss of a part of a step's batch."""
+
+    def normalizer_of(self, parameter: str) -> int:
+        """The number of the weight that divides the gradient of a parameter, by its name in the model. The gradient of
+        all other shares of the loss must be zero there."""
+        return 0
+
+    def gain(self, samples: int) -> float:
+        """What the gradient of a step of so many samples is multiplied by, in the end. Logged losses are without it."""
+        return 1.0
 
     @abstractmethod
     def evaluator(self, *, keep_predictions: bool = False) -> Evaluator:

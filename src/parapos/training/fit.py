@@ -65,6 +65,7 @@ def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> 
     resumed, held, progress, samples = _take_up(wanted, folder, must_exist)
     if progress.validated == wanted.optim.epochs:
         return f"{folder} is finished: {_best(wanted, progress)}"
+    lent = _lent(wanted) if wanted.model.init and not resumed else None
     loggers = _loggers(wanted.run, folder, progress.step)
     with quiet(wanted.run), own_signals():
         trainer = make_trainer(wanted.run, logger=loggers or False, gradient_clip_val=wanted.optim.clip or None)
@@ -89,7 +90,10 @@ def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> 
         outputs = task.outputs(training)
         _check_memory(wanted, outputs)
         torch.manual_seed(wanted.run.seed)
-        module = TrainingModule(wanted.model.build(outputs), task, wanted)
+        model = wanted.model.build(outputs)
+        if lent is not None:
+            _borrow(model, lent, wanted)
+        module = TrainingModule(model, task, wanted)
         module.plan = plan
         if wanted.run.precision == "64-true":
             module.double()  # Lightning does so after it has loaded a checkpoint, which would be rounded
@@ -210,6 +214,30 @@ def _learned(wanted: Recipe, dataset: Any, task: Task) -> dict[str, Any]:
     }
 
 
+def _lent(wanted: Recipe) -> dict[str, torch.Tensor]:
+    """The weights of the run that `model.init` names."""
+    folder = Path(wanted.model.init)
+    try:
+        load_run(folder)  # with its plug-ins
+        lender, about = checkpoint.load_weights(folder / "weights.safetensors")
+    except (RecipeError, checkpoint.CheckpointError) as error:
+        raise RecipeError(f"model.init: {error}") from None
+    if about["encoding"] != wanted.model.encoding:
+        told = f"a run with model.encoding = {wanted.model.encoding!r}, {folder} has {about['encoding']!r}"
+        raise RecipeError(f"model.init: expected {told}")
+    return lender.state_dict()
+
+
+def _borrow(model: torch.nn.Module, lent: Mapping[str, torch.Tensor], wanted: Recipe) -> None:
+    take = getattr(model, "load_backbone", None)
+    if take is None:
+        raise RecipeError(f"model.init: {wanted.model.name} has no load_backbone, expected nothing")
+    try:
+        take(lent)
+    except ValueError as error:
+        raise RecipeError(f"model.init: {wanted.model.init}: {error}") from None
+
+
 def _check_memory(wanted: Recipe, outputs: Mapping[str, Any]) -> None:
     """Refuses weights that the memory of this machine cannot hold: the system would end the process without a word."""
     with torch.device("meta"):
@@ -295,7 +323,10 @@ def _best(wanted: Recipe, progress: Progress) -> str:
 
 
 def _absolute(wanted: Recipe) -> Recipe:
-    """With a root that still leads there from another folder."""
+    """With a root and a run to start from that still are there from another folder."""
+    if wanted.model.init:
+        init = str(Path(wanted.model.init).expanduser().absolute())
+        wanted = dataclasses.replace(wanted, model=dataclasses.replace(wanted.model, init=init))
     if not wanted.data.root:
         return wanted
     root = str(check_root(wanted.data.root))

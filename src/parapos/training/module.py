@@ -7,7 +7,10 @@ step, which is known before the first backward pass, and gradients are multiplie
 complete, before they are clipped. Where the weight is the number of samples, that factor is 1 and nothing is done.
 Dividing by the samples first keeps gradients of half precision in range.
 
-B samples of a part.
+Running statistics, as of BatchNorm, are treated alike: each part starts from those at the beginning of the step, and
+the step ends with their mean over its samples. So they move once a step, however its batch is cut.
+
+B samples of a part, W weights of the loss.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..data.sampling import EvalBatches, Plan, step_seed
 from ..tasks import Evaluator, Task
@@ -55,6 +59,45 @@ class ScaledPositions:
         return self.model(*inputs, self.scale)
 
 
+class RunningStatistics:
+    """What normalisation layers of a model remember of the batches that they saw, over a step of several parts."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+        self._start: list[Tensor] = []
+        self._sum: list[Tensor] = []
+
+    @property
+    def _buffers(self) -> list[Tensor]:
+        return [b for layer in self._layers for b in layer.buffers(recurse=False)]  # they may have moved to a device
+
+    def begin_step(self) -> None:
+        self._start = [b.clone() for b in self._buffers]
+        self._sum = [torch.zeros_like(b, dtype=torch.float64) for b in self._start]
+
+    @torch.no_grad()
+    def begin_part(self) -> None:
+        for buffer, start in zip(self._buffers, self._start, strict=True):
+            buffer.copy_(start)
+
+    @torch.no_grad()
+    def end_part(self, samples: int) -> None:
+        """After the forward pass of a part, which counts as much as its samples."""
+        for total, buffer in zip(self._sum, self._buffers, strict=True):
+            total += samples * buffer.double()
+
+    @torch.no_grad()
+    def end_step(self, samples: int, shared: bool) -> None:
+        """samples: of all parts. shared: with other processes."""
+        if self._layers and shared:
+            flat = torch.cat([total.flatten() for total in self._sum])
+            torch.distributed.all_reduce(flat)
+            sizes = [total.numel() for total in self._sum]
+            self._sum = [x.reshape(b.shape) for x, b in zip(flat.split(sizes), self._start, strict=True)]
+        for total, buffer in zip(self._sum, self._buffers, strict=True):
+            buffer.copy_(total / samples)
+
+
 class TrainingModule(LightningModule):
     """A model in training or under evaluation, of a task that it never looks into."""
 
@@ -69,7 +112,8 @@ class TrainingModule(LightningModule):
         self.evaluator: Evaluator | None = None
         self.results: dict[str, float] = {}
         self._schedule: Callable[[int], dict[str, Any]] | None = None
-        self._sums: Tensor = torch.zeros(())  # of this step's parts: total, weight, named parts
+        self._sums: Tensor = torch.zeros(())  # (2 + parts, W), of this step's parts: total, weight, named parts
+        self._running = RunningStatistics(model)
         self._bad: list[int] = []  # samples of this step whose loss is not finite
 
     @property
@@ -95,8 +139,12 @@ class TrainingModule(LightningModule):
                 group.update(self._schedule(self.progress.step + 1))
 
     def begin_step(self) -> None:
-        self._sums = torch.zeros(2 + len(self.task.parts), dtype=torch.float64, device=self.device)
+        shape = (2 + len(self.task.parts), self.task.normalizers)
+        self._sums = torch.zeros(shape, dtype=torch.float64, device=self.device)
         self._bad = []
+        assert self.plan is not None
+        if self.plan.parts > 1:
+            self._running.begin_step()
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The part's sum over the samples of the step, times what Lightning and the processes divide by."""
@@ -104,31 +152,43 @@ class TrainingModule(LightningModule):
         assert plan is not None
         part = plan.part_of(batch_idx)
         torch.manual_seed(step_seed(plan.seed, step, part))
+        if plan.parts > 1:
+            self._running.begin_part()
         with self._needs(batch):
             loss = self.task.loss(self.model, batch)
-        total = loss.total
-        if plan.keys(step, part):
-            found = [total.detach() if loss.by_sample is None else loss.by_sample.double().sum(), loss.weight]
+        total, size = loss.total, len(plan.keys(step, part))
+        if plan.parts > 1:
+            self._running.end_part(size)
+        if size:
+            by_sample = None if loss.by_sample is None else loss.by_sample.detach().reshape(len(batch["id"]), -1)
+            found = [total.detach() if by_sample is None else by_sample.double().sum(0), loss.weight]
             found += [loss.parts[name].detach() for name in self.task.parts]
-            self._sums = self._sums + torch.stack([value.to(self._sums) for value in found])
-            finite = (total if loss.by_sample is None else loss.by_sample).detach().isfinite()
+            self._sums = self._sums + torch.stack([value.to(self._sums).reshape(-1) for value in found])
+            finite = total.detach().isfinite().all() if by_sample is None else by_sample.isfinite().all(1)
             self._bad += batch["id"][~finite.expand(len(batch["id"]))].tolist()
         else:
             total = total * 0  # a stand-in, so that every process has something to do
-        return total / plan.size(step) * (plan.accumulate * plan.world)
+        return total.sum() / plan.size(step) * (plan.accumulate * plan.world)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Gradients of all parts are there, but not clipped yet."""
         assert self.plan is not None
+        size = self.plan.size(self.progress.step)
         if self.plan.world > 1:
             torch.distributed.all_reduce(self._sums)
-        factor = self.plan.size(self.progress.step) / self._weight()
-        if factor != 1:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            torch._foreach_mul_(gradients, factor)
+        if self.plan.parts > 1:
+            self._running.end_step(size, self.plan.world > 1)
+        for number, weight in enumerate(self._weights()):
+            if (factor := size * self.task.gain(size) / weight) != 1:
+                torch._foreach_mul_(self._gradients(number), factor)
 
-    def _weight(self) -> float:
-        return float(self._sums[1]) or 1.0
+    def _gradients(self, normalizer: int) -> list[Tensor]:
+        """Gradients of the parameters that learn from a share of the loss."""
+        named = ((name.replace("_fsdp_wrapped_module.", ""), p.grad) for name, p in self.model.named_parameters())
+        return [g for name, g in named if g is not None and self.task.normalizer_of(name) == normalizer]
+
+    def _weights(self) -> list[float]:
+        return [max(weight, self.task.least_weight) or 1.0 for weight in self._sums[1].tolist()]
 
     def finish_step(self, stop: int) -> tuple[float, int]:
         """Counts a step. Gives its loss, and the largest of all processes' `stop`."""
@@ -137,7 +197,8 @@ class TrainingModule(LightningModule):
             most = torch.tensor(stop, device=self.device)
             torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
             stop = int(most)
-        loss, *parts = (float(value) / self._weight() for value in (self._sums[0], *self._sums[2:]))
+        divided = (self._sums.cpu() / torch.tensor(self._weights(), dtype=torch.float64)).sum(1).tolist()
+        loss, parts = divided[0], divided[2:]
         progress = self.progress
         progress.step += 1
         progress.loss_sum += loss

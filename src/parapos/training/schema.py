@@ -55,16 +55,19 @@ def _is_utf8(text: str) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """A model of the registry; options are those of its class and of its encoding. encodings has a table of options per
-    encoding, of which only that of the chosen one is used, so that another one may be chosen by its name alone."""
+    encoding, of which only that of the chosen one is used, so that another one may be chosen by its name alone.
+    init: the folder of a run with the same encoding, from whose weights all but the outputs start."""
 
     name: str
     encoding: str = "pape"
+    init: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     encodings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _known("name", self.name, list(MODELS))
         _known("encoding", self.encoding, list(ENCODINGS))
+        _need("init", _is_utf8(self.init), "a path in UTF-8, as the recipe of a run is", self.init)
         for key in ("encoding", "num_classes"):
             if key in self.options:
                 raise Bad(f"options.{key}", "not an option: it comes from model.encoding and from the data")

@@ -155,7 +155,7 @@ def apply(
             return _moved(events, x=column % width, y=row % height), boxes
         case "rotation", (degrees,):
             right, down = _rotated(events.x, events.y, degrees, width, height)
-            turned = None if boxes is None else _rotate_boxes(boxes, degrees, width, height, change.flip)
+            turned = None if boxes is None else _rotate_boxes(boxes, degrees, width, height)
             return _kept(events, np.floor(right), np.floor(down), width, height), turned
     raise ValueError(f"unknown change {change!r}, expected one of {', '.join(OPERATIONS)} with its values")
 
@@ -280,15 +280,12 @@ def _rotated(
     return width / 2 + right * cos - down * sin, height / 2 + right * sin + down * cos
 
 
-def _rotate_boxes(boxes: Boxes, degrees: float, width: int, height: int, flipped: bool) -> Boxes:
-    """The upright boxes around the turned ones, without those that leave the frame.
-
-    A box ends at the last pixel, so x is from 0 to width - 1, which a flip has made 1 to width.
-    """
+def _rotate_boxes(boxes: Boxes, degrees: float, width: int, height: int) -> Boxes:
+    """The upright boxes around the turned ones, without those that leave the frame or touch its right or lower end."""
     x, y, w, h = boxes[:, :4].astype(np.float64).T
     corners = _rotated(np.stack([x, x + w, x, x + w]), np.stack([y, y, y + h, y + h]), degrees, width, height)
     left, top = (axis.min(axis=0) for axis in corners)
     right, bottom = (axis.max(axis=0) for axis in corners)
     out = boxes.copy()
     out[:, :4] = np.stack([left, top, right - left, bottom - top], axis=1)
-    return out[(left >= flipped) & (top >= 0) & (right <= width - 1 + flipped) & (bottom <= height - 1)]
+    return out[(left >= 0) & (top >= 0) & (right < width) & (bottom < height)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,22 +53,51 @@ def read_frames(path: str | Path, indices: Iterable[int]) -> Frames:
     if not wanted or min(wanted) < 0 or max(wanted) >= MAX_FRAMES:
         told = f"from {min(wanted)} to {max(wanted)}" if wanted else "none"
         raise ValueError(f"indices must be from 0 to {MAX_FRAMES - 1}, got {told}")
-    av = _pyav()
     images: dict[int, Image] = {}
+    count, problem = 0, ""
+    try:
+        for frame in _frames(path, max(wanted)):
+            if count in wanted:
+                images[count] = _rgb(frame)
+            count += 1
+    except FormatError as error:
+        if count == 0:
+            raise
+        problem = str(error).removeprefix(f"{path}: ")
+    return Frames(images, count, problem)
+
+
+def stream_frames(path: str | Path) -> Iterator[tuple[float, Image]]:
+    """Seconds from the first frame, and the frame, one after the other: only one is held at a time.
+
+    At most MAX_FRAMES. Errors are those of `read_frames`; data that cannot be decoded is a FormatError after the frames
+    before it. Frames without a time get that of 25 a second.
+    """
+    start = 0.0
+    for count, frame in enumerate(_frames(path, MAX_FRAMES - 1)):
+        seconds = count / 25 if frame.time is None else float(frame.time)
+        start = seconds if count == 0 else start
+        yield seconds - start, _rgb(frame)
+
+
+def _rgb(frame: Any) -> Image:
+    return frame.to_ndarray(format="rgb24", threads=1)
+
+
+def _frames(path: str | Path, last: int) -> Iterator[Any]:
+    """Frames 0 to `last` as PyAV has them; then a FormatError if decoding ended before the file did."""
+    av = _pyav()
     count, problem = 0, ""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_BYTES:
             raise FormatError(f"{path}: {size} bytes, expected at most {MAX_BYTES}")
         try:
-            for frame in _decode(av, file, max(wanted)):
-                if count in wanted:
-                    images[count] = frame.to_ndarray(format="rgb24", threads=1)
+            for frame in _decode(av, file, last):
+                yield frame
                 count += 1
         except FormatError as error:
-            if count == 0:
-                raise FormatError(f"{path}: {error}") from None
-            problem = str(error)
+            raise FormatError(f"{path}: {error}") from None
         except av.error.FFmpegError as error:
             problem = f"cannot be decoded: {error.strerror}"
         except OSError:  # of the file itself
@@ -78,7 +106,8 @@ def read_frames(path: str | Path, indices: Iterable[int]) -> Frames:
             problem = f"cannot be decoded: {type(error).__name__}: {error}"
     if count == 0:
         raise FormatError(f"{path}: {problem or 'no frame'}; expected a video in {', '.join(FORMATS)}")
-    return Frames(images, count, problem)
+    if problem:
+        raise FormatError(f"{path}: {problem}")
 
 
 def _decode(av: Any, file: Any, last: int) -> Iterator[Any]:
@@ -119,24 +148,48 @@ def _decode(av: Any, file: Any, last: int) -> Iterator[Any]:
 
 def write_video(path: str | Path, frames: Iterable[Image], *, rate: int = 25) -> None:
     """Writes uint8 frames (H, W, 3) of one size as MPEG-4 in AVI, at high quality. H and W must be even."""
-    rest = iter(frames)
-    first = next(rest, None)
-    if first is None:
-        raise ValueError("frames must be at least one, got none")
-    if first.ndim != 3 or first.shape[2] != 3 or first.shape[0] % 2 or first.shape[1] % 2 or not first.size:
-        raise ValueError(f"frames must be (H, W, 3) with even sides, got {first.shape}")
-    av = _pyav()
-    with open(path, "wb") as file, av.open(file, "w", format="avi") as container:
-        stream = container.add_stream("mpeg4", rate=rate, options={"qmin": "2", "qmax": "2"})
-        stream.height, stream.width = first.shape[:2]
-        stream.pix_fmt = "yuv420p"
-        stream.codec_context.thread_count = 1
-        for image in chain([first], rest):
-            if image.shape != first.shape or image.dtype != np.uint8:
-                told = f"{first.shape}, got {image.dtype} {image.shape}"
-                raise ValueError(f"frames must all be uint8 {told}")
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        container.mux(stream.encode())
+    with VideoWriter(path, rate=rate) as writer:
+        for image in frames:
+            writer.add(image)
+        if writer.shape is None:
+            raise ValueError("frames must be at least one, got none")
+
+
+class VideoWriter:
+    """`write_video` for frames that come one by one; a context, which ends the file."""
+
+    def __init__(self, path: str | Path, *, rate: int = 25) -> None:
+        self.shape: tuple[int, ...] | None = None
+        self._av, self._rate = _pyav(), rate
+        self._file = open(path, "wb")  # noqa: SIM115
+        self._container = self._av.open(self._file, "w", format="avi")
+        self._stream: Any = None
+
+    def add(self, image: Image) -> None:
+        if self.shape is None:
+            if image.ndim != 3 or image.shape[2] != 3 or image.shape[0] % 2 or image.shape[1] % 2 or not image.size:
+                raise ValueError(f"frames must be (H, W, 3) with even sides, got {image.shape}")
+            options = {"qmin": "2", "qmax": "2"}
+            self._stream = self._container.add_stream("mpeg4", rate=self._rate, options=options)
+            self._stream.height, self._stream.width = image.shape[:2]
+            self._stream.pix_fmt = "yuv420p"
+            self._stream.codec_context.thread_count = 1
+            self.shape = image.shape
+        if image.shape != self.shape or image.dtype != np.uint8:
+            raise ValueError(f"frames must all be uint8 {self.shape}, got {image.dtype} {image.shape}")
+        self._container.mux(self._stream.encode(self._av.VideoFrame.from_ndarray(image, format="rgb24")))
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            if self._stream is not None and error[0] is None:
+                self._container.mux(self._stream.encode())
+        finally:
+            if self._stream is not None:
+                self._container.close()
+            self._file.close()
 
 
 def _pyav() -> Any:
