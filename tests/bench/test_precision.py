@@ -40,23 +40,15 @@ def test_published_forms_lose_the_digits_that_are_known(grid, dtype):
         assert want / 2 < rows(grid, dtype)[key].logit_error < want * 2, key
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("fp16", 2e-3), ("bf16", 2e-2)])
-def test_our_columns_at_32(dtype, limit):
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("grid", [32, 64])
+def test_our_columns_are_exact_beside_half_precision(dtype, grid):
+    """They stay in float32: at most what rounding q and k to half precision does, and never out of range."""
     for setting in precision.SETTINGS:
-        assert rows(32, dtype)[setting, "parapos"].logit_error <= limit
-
-
-@pytest.mark.parametrize(
-    ("dtype", "init", "tripled", "tv"), [("fp16", 2e-3, 6e-3, 2.5e-4), ("bf16", 0.03, 0.08, 2.5e-3)]
-)
-def test_our_columns_at_64(dtype, init, tripled, tv):
-    """Columns as they are, also where the kernel would rather form its scores from D."""
-    found = rows(64, dtype)
-    ours = [found[setting, "parapos"] for setting in ("init", "3x")]
-    assert ours[0].logit_error <= init
-    assert ours[0].tv <= tv
-    assert ours[1].logit_error <= tripled
-    assert all(row.overflowed == 0 for row in ours)
+        ours, rounding = (rows(grid, dtype)[setting, form] for form in ("parapos", "q.k alone"))
+        assert ours.tv <= max(rounding.tv, 5e-4)
+        assert ours.logit_error <= 5e-3
+        assert ours.overflowed == 0
 
 
 def test_paper_form_overflows_fp16_at_64():
@@ -75,8 +67,8 @@ def test_float32_columns_stay_within_the_allowance():
 
 def test_pape_ri():
     found = rows(32, "bf16", "pape_ri")
-    assert found["init", "parapos"].dims == 12
-    assert found["init", "centred minimal"].dims == 4
+    assert found["init", "parapos"].dims == 3
+    assert found["init", "centred minimal"].dims == 3
     assert ("init", "released") not in found
     for setting in precision.SETTINGS:
         assert found[setting, "parapos"].logit_error < found[setting, "q.k alone"].logit_error
@@ -91,7 +83,7 @@ def test_extra_dims_and_table():
         "paper": 10,
         "released": 152,
         "centred minimal": 5,
-        "parapos": 15,
+        "parapos": 5,
         "from D, float32": 0,
     }
     lines = precision.table(list(found.values())).splitlines()

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..relative import contract, project
 from ..tracing import cast, no_autocast
 from . import reference
-from .columns import ALLOWED, COPIES, GRADIENT_ROUNDING, columns, features_of, fits, halves
+from .columns import ALLOWED, GRADIENT_ROUNDING, columns, features_of, fits
 from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
 from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, plain
 from .terms import Relative, Table
@@ -31,7 +31,7 @@ MANY_QUERIES = 2048  # one head of so many keeps all threads busy
 
 def separable(call: Call) -> Relative | None:
     """The term of a call that can be columns, if that is its only one and the call is not to be exact."""
-    can_be = call.scale > 0 and call.q.dtype in ALLOWED and call.q.device.type in ("cpu", "meta")
+    can_be = call.scale > 0 and call.q.dtype != torch.float64 and call.q.device.type in ("cpu", "meta")
     if call.exact or not can_be or len(call.terms) != 1 or not isinstance(term := call.terms[0], Relative):
         return None
     return term if term.scaled and all(e[0] == -2 or 0 <= sum(e) <= 2 for e in term.exponents) else None
@@ -40,7 +40,7 @@ def separable(call: Call) -> Relative | None:
 def _parts(q: Tensor, k: Tensor, width: int, copies: int) -> list[tuple[slice, slice]]:
     """Samples and heads whose widened tensors fit in PART_BYTES, or as few as keep all threads busy."""
     b, h, n, _ = q.shape
-    one = copies * max(n, k.shape[2]) * width * q.element_size()
+    one = copies * max(n, k.shape[2]) * width * 4
     least = 1 if n >= MANY_QUERIES else min(h, torch.get_num_threads())
     count = 1 if h * n * k.shape[2] <= FEW_SCORES else max(1, min(round(h * one / PART_BYTES), h // least))
     heads = -(-h // count)  # parts of equal size
@@ -50,13 +50,13 @@ def _parts(q: Tensor, k: Tensor, width: int, copies: int) -> list[tuple[slice, s
 
 
 class _Wide:
-    """Parts of tensors (B, H, N, size), widened by columns or zeros, in buffers that serve one part after another."""
+    """Parts of tensors (B, H, N, size) in float32, widened by columns or zeros, in buffers that serve all parts."""
 
     def __init__(self, part: tuple[slice, slice], width: int, *tensors: Tensor) -> None:
         b, h = part[0].stop, part[1].stop  # the first part is the largest
         self.tensors, most = tensors, max(x.shape[2] for x in tensors)
         # One block of memory, because several would go back to the system when freed and be mapped anew for each call.
-        self.buffers = tensors[0].new_empty(len(tensors), b, h, most, width)
+        self.buffers = tensors[0].new_empty((len(tensors), b, h, most, width), dtype=torch.float32)
         self.buffers[2:, ..., tensors[2].shape[-1] :] = 0.0  # columns fill queries and keys up
 
     def __call__(self, part: tuple[slice, slice], psi: Tensor, phi: Tensor) -> list[Tensor]:
@@ -66,9 +66,7 @@ class _Wide:
         for x, y in zip(self.tensors, wide, strict=True):
             y[..., : x.shape[-1]] = x[part]
         size = self.tensors[0].shape[-1]
-        query = halves(psi[part], phi.dtype, query=True)
-        wide[0][..., size : size + query.shape[-1]] = query
-        wide[0][..., size + query.shape[-1] :] = 0.0
+        wide[0][..., size:] = psi[part]
         wide[1][..., size:] = cut(phi[:, None], part[0])
         return wide
 
@@ -90,7 +88,7 @@ def _columns_forward(
     widen = _Wide(parts[0], width, q, k, v)
     for part in parts:
         y, lse[part] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *widen(part, psi, phi), attn_mask=_bias(mask, q.dtype, *part), scale=scale
+            *widen(part, psi, phi), attn_mask=_bias(mask, psi.dtype, *part), scale=scale
         )
         out[part] = y[..., : v.shape[-1]]
 
@@ -99,7 +97,7 @@ def _columns_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float,
     c: Tensor, T: Tensor, phi: Tensor, bound: Tensor,
 ) -> list[Tensor] | None:  # fmt: skip
-    """Gradients of q, k, v and the coefficients, in float32; None where those of the coefficients lose too much."""
+    """Gradients of q, k, v and the coefficients; None where those of the coefficients lose too much."""
     psi, size = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1]
     width = size + phi.shape[-1]
     parts = _parts(q, k, width, 8)
@@ -107,8 +105,11 @@ def _columns_backward(
     dpsi, widen = psi.new_empty(psi.shape), _Wide(parts[0], width, q, k, v, dout, out)
     for part in parts:
         *wide, dy, y = widen(part, psi, phi)
+        bias = _bias(mask, psi.dtype, *part)
+        if q.dtype != torch.float32:  # the output was rounded, and gradients of coefficients would show it
+            y = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)[0]
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dy, *wide, y, lse[part], 0.0, False, attn_mask=_bias(mask, q.dtype, *part), scale=scale
+            dy, *wide, y, lse[part], 0.0, False, attn_mask=bias, scale=scale
         )
         for x, y in zip((dq, dk, dv), grads, strict=True):
             x[part] = y[..., : x.shape[-1]]
@@ -116,9 +117,10 @@ def _columns_backward(
     dc = project(dpsi, T, c)
     # A sum over keys rounds to what its largest products allow: at most |dout| |v| of a query, times what T and phi
     # reach. Where that is too large a share of the result (far positions, one-hot weights), D gives the gradient.
-    reach = torch.linalg.vector_norm(dout, dim=-1) * torch.linalg.vector_norm(v, dim=-1).amax(-1, keepdim=True)
+    norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (dout, v)]
+    reach = norms[0] * norms[1].amax(-1, keepdim=True)
     lost = torch.linalg.vector_norm(reach[..., None] * bound[:, None]) * (scale * GRADIENT_ROUNDING)
-    return [dq, dk, dv, dc] if bool(lost <= ALLOWED[q.dtype] * torch.linalg.vector_norm(dc)) else None
+    return [dq, dk, dv, dc] if bool(lost <= ALLOWED * torch.linalg.vector_norm(dc)) else None
 
 
 # The operators. Each compiles to one node, which decides by the numbers it meets.
@@ -131,7 +133,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output, and the log-sum-exp of the scores where columns were used. made: the parts of `Columns`, or nothing."""
     out, lse = _outputs(q, v, made)
-    if made and fits(coefficients[0], made[2], scale, q.dtype):
+    if made and fits(coefficients[0], made[2], scale):
         _columns_forward(out, lse, q, k, v, mask, scale, coefficients[0], *made[:2])
     else:
         s = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
@@ -152,7 +154,7 @@ def _backward(
     """Gradients of q, k, v, the coefficients and the tables; an empty tensor where none is wanted."""
     with no_autocast(q.device):
         grads = None
-        if made and q.dtype == torch.float32 and fits(coefficients[0], made[2], scale, q.dtype):
+        if made and fits(coefficients[0], made[2], scale):
             grads = _columns_backward(dout, q, k, v, out, lse, mask, scale, coefficients[0], *made)
         if grads is None:
             s = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
@@ -270,15 +272,13 @@ def _describe(call: Call) -> str:
     if term is None or not prod(call.q.shape[:3]) * call.k.shape[2]:
         return from_d
     made = columns(term, call.q, call.v)
-    if not call.q.is_meta and not fits(term.coefficients(torch.float32), made.bound, call.scale, dtype):
+    if not call.q.is_meta and not fits(term.coefficients(torch.float32), made.bound, call.scale):
         return f"{from_d}; as columns these numbers would lose digits"
-    e, width = len(features_of(term, dtype)) * COPIES[dtype], call.q.shape[-1] + made.phi.shape[-1]
-    text = f"{call.names} as {e} extra query/key columns in PyTorch fused attention of width {width}"
-    if call.q.is_meta:
-        text += ", or formed from D in blocks of queries if the numbers would lose digits"
+    count, width = len(features_of(term)), call.q.shape[-1] + made.phi.shape[-1]
+    text = f"{call.names} as {count} extra query/key columns in PyTorch fused attention of width {width}"
     if dtype != torch.float32:
-        text += "; a backward pass forms scores from D in blocks of queries"
-    return text
+        text += ", in float32"
+    return text + ", or formed from D in blocks of queries if the numbers would lose digits" if call.q.is_meta else text
 
 
 register_kernel(Kernel("fused", 20, True, _refuse, _describe, attention))

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import text
-from ..attention.columns import halves, make_columns
+from ..attention.columns import make_columns
 from ..attention.terms import Quadratic
 from ..encodings import create_encoding, published
 from ..encodings.parabolic import PaPE, PaPERI
@@ -124,17 +124,19 @@ def _scores(term: Quadratic, rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _columns(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Name, query and key columns (1, 1, N, e), (1, 1 or none, N, e) of every separable form."""
+    """Name, query and key columns (1, 1, N, e), (1, 1 or none, N, e) of every separable form. Ours stay in float32."""
     a, b, w_p = _coefficients(head, factor, torch.float32)
-    yield "paper", *published.paper(a, b, w_p, head.r)
+    query, key = published.paper(a, b, w_p, head.r)
+    yield "paper", query.to(dtype), key.to(dtype)
     if not head.isotropic:  # what autocast rounds there is not known; here it is W_p r. The sign of b is its own.
-        yield "released", *published.released(-a, -b, w_p, head.r, rounded=dtype)
+        query, key = published.released(-a, -b, w_p, head.r, rounded=dtype)
+        yield "released", query.to(dtype), key.to(dtype)
     term = _term(head, factor, torch.float32)
     features = key_features(term.exponents, with_constant=False)
-    made = make_columns(term, features, len(features), torch.float32)
+    made = make_columns(term, features, len(features))
     query = contract(term.coefficients(torch.float32), made.T)
-    yield "centred minimal", query, made.phi
-    yield "parapos", halves(query, dtype, query=True), halves(made.phi, dtype)
+    yield "centred minimal", query.to(dtype), made.phi.to(dtype)
+    yield "parapos", query, made.phi
 
 
 def _logits(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, int, Tensor, Tensor]]:
@@ -146,7 +148,7 @@ def _logits(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[st
     true = _scores(_term(head, factor, torch.float64), head.rows, torch.float64)
     true = (true + q.double() @ k.double().T) * scale
     for name, query, key in _columns(head, factor, dtype):
-        query, key = query.to(dtype)[0, 0, head.rows], key.to(dtype).flatten(0, -2)  # (n, e), (N, e)
+        query, key = query[0, 0, head.rows], key.flatten(0, -2)  # (n, e), (N, e)
         yield name, query.shape[-1], (query.float() @ key.float().T + product) * scale, true
     exact = _scores(_term(head, factor, torch.float32), head.rows, torch.float32)
     yield "from D, float32", 0, (exact + product) * scale, true
