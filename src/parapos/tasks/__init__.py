@@ -8,8 +8,9 @@ from typing import Any
 from ..text import nearest
 from .base import Evaluator, Loss, Metric, Task, answer
 from .classification import Classification
+from .segmentation import Segmentation
 
-TASKS: dict[str, type[Task]] = {"classification": Classification}
+TASKS: dict[str, type[Task]] = {"classification": Classification, "segmentation": Segmentation}
 
 __all__ = [
     "TASKS",

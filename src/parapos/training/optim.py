@@ -32,7 +32,8 @@ def warmup_steps(optim: Optim, steps: int) -> int:
 def make_schedule(optim: Optim, steps: int) -> Callable[[int], dict[str, Any]]:
     """What the groups of the optimizer get at step 1, ..., steps: a function of the step alone, so nothing is stored.
 
-    "onecycle" is torch's OneCycleLR with its cycle of the first beta, here from 0.95 down to 0.85 and back.
+    The rate is to be multiplied by each group's `factor`. "onecycle" is torch's OneCycleLR, with its cycle of the first
+    beta from 0.95 down to 0.85 and back if that is wanted.
     """
     if optim.schedule == "cosine":
         return lambda step: {"lr": learning_rate(optim, step, steps)}
@@ -40,8 +41,16 @@ def make_schedule(optim: Optim, steps: int) -> Callable[[int], dict[str, Any]]:
     rise = optim.warmup
     if rise * steps == 1:  # torch divides by rise * steps - 1
         rise = math.nextafter(rise, 1)
-    factor: dict[str, Any] = {"final_div_factor": optim.lr / 25 / optim.final_lr} if optim.final_lr else {}
-    cycle = torch.optim.lr_scheduler.OneCycleLR(stand_in, optim.lr, total_steps=steps, pct_start=rise, **factor)
+    start = optim.start_lr or optim.lr / 25
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        stand_in,
+        optim.lr,
+        total_steps=steps,
+        pct_start=rise,
+        div_factor=optim.lr / start,
+        final_div_factor=start / optim.final_lr if optim.final_lr else 1e4,
+        cycle_momentum=optim.cycle_beta,
+    )
 
     def at(step: int) -> dict[str, Any]:
         if not 1 <= step <= steps:
@@ -56,15 +65,24 @@ def make_schedule(optim: Optim, steps: int) -> Callable[[int], dict[str, Any]]:
 
 
 def make_optimizer(model: nn.Module, optim: Optim) -> torch.optim.AdamW:
-    """AdamW over all parameters that learn. decay="matrices" spares vectors, tokens and rotary frequencies."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    decayed = [p for name, p in named if optim.decay == "all" or _is_matrix(model, name, p)]
-    chosen = {id(p) for p in decayed}
-    spared = [p for _, p in named if id(p) not in chosen]
-    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": optim.weight_decay}]
-    if spared:
-        groups.append({"params": spared, "weight_decay": 0.0})
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps)
+    """AdamW over all parameters that learn. decay="matrices" spares vectors, tokens and rotary frequencies. Each group
+    has the `factor` of its rate, 1 or what `optim.rates` says."""
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}  # by whether they are spared, and the factor
+    fits = dict.fromkeys(optim.rates, 0)
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            spared = optim.decay != "all" and not _is_matrix(model, name, p)
+            part = next((part for part in optim.rates if part in name), None)
+            fits |= {} if part is None else {part: 1}
+            groups.setdefault((spared, 1.0 if part is None else float(optim.rates[part])), []).append(p)
+    for part, found in fits.items():
+        if not found:
+            raise ValueError(f"optim.rates.{part}: no parameter of the model has {part!r} in its name")
+    made: list[dict[str, Any]] = [
+        {"params": groups[key], "weight_decay": 0.0 if key[0] else optim.weight_decay, "factor": key[1]}
+        for key in sorted(groups, key=lambda key: (key[0], -key[1]))
+    ]
+    return torch.optim.AdamW(made, lr=optim.lr, betas=optim.betas, eps=optim.eps)
 
 
 def _is_matrix(model: nn.Module, name: str, p: Tensor) -> bool:
@@ -72,6 +90,44 @@ def _is_matrix(model: nn.Module, name: str, p: Tensor) -> bool:
 
     owner = model.get_submodule(name.rpartition(".")[0])
     return p.squeeze().ndim > 1 and not isinstance(owner, RoPEMixed)
+
+
+class RunningStatistics:
+    """Running means and variances of a model's batch norms. Every part of a step starts from those before the step, and
+    those after it are the mean over its parts, so they do not depend on how parts are shared out over processes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.buffers = [b for m in norms for b in m.buffers() if b.is_floating_point()]
+        self.counters = [b for m in norms for b in m.buffers() if not b.is_floating_point()]
+        self.before: list[Tensor] = []
+        self.sums: list[Tensor] = []
+        self.parts = 0
+
+    def begin_step(self) -> None:
+        self.before = [b.clone() for b in (*self.buffers, *self.counters)]
+        self.sums, self.parts = [torch.zeros_like(b) for b in self.buffers], 0
+
+    def begin_part(self) -> None:
+        for b, value in zip((*self.buffers, *self.counters), self.before, strict=True):
+            b.copy_(value)
+
+    def end_part(self) -> None:
+        self.parts += 1
+        for total, b in zip(self.sums, self.buffers, strict=True):
+            total += b
+
+    def end_step(self, world: int) -> None:
+        if not self.buffers:
+            return
+        flat = torch.cat([*(total.flatten() for total in self.sums), self.sums[0].new_tensor([self.parts])])
+        if world > 1:
+            torch.distributed.all_reduce(flat)
+        parts = flat[-1]
+        for b, total in zip(self.buffers, flat[:-1].split([b.numel() for b in self.buffers]), strict=True):
+            b.copy_((total / parts).view_as(b))
+        for b, value in zip(self.counters, self.before[len(self.buffers) :], strict=True):
+            b.copy_(value + 1)
 
 
 class Average:
