@@ -8,6 +8,7 @@ from torch import nn
 
 from ..text import nearest
 from .event_vit import EventViT
+from .ptv3 import PointTransformerV3
 from .vit import ViT
 from .vivit import ViViT
 
@@ -29,9 +30,21 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "vivit_nano_patch16": (ViViT, _NANO),
     "event_vit_base_patch16": (EventViT, _BASE),
     "event_vit_nano_patch16": (EventViT, _NANO),
+    "ptv3_scannet": (PointTransformerV3, {}),
+    "ptv3_modelnet40": (PointTransformerV3, dict(task="classification", num_classes=40, grid_size=0.01)),
+    "ptv3_nano": (PointTransformerV3, dict(enc_dims=(32, 64, 96), enc_depths=(1, 1, 2), patch=256, drop_path=0.0)),
 }
 
-__all__ = ["MODELS", "EventViT", "ViT", "ViViT", "create_model", "list_models", "register_model"]
+__all__ = [
+    "MODELS",
+    "EventViT",
+    "PointTransformerV3",
+    "ViT",
+    "ViViT",
+    "create_model",
+    "list_models",
+    "register_model",
+]
 
 
 def list_models() -> list[str]:

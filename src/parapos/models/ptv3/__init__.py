@@ -22,3 +22,7 @@ coord (0.02 m for ScanNet, 0.01 for ModelNet40), which positions in metres need.
 
 In evaluation, a cloud's logits do not depend on the clouds beside it.
 """
+
+from .network import PointTransformerV3
+
+__all__ = ["PointTransformerV3"]
