@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..data.sampling import EvalBatches, Plan, step_seed
 from ..tasks import Evaluator, Task
-from .optim import Average, RunningStatistics, make_optimizer, make_schedule
+from .optim import Average, make_optimizer, make_schedule
 from .recipe import Recipe
 
 
@@ -64,7 +64,6 @@ class TrainingModule(LightningModule):
         self.plan: Plan | None = None
         self.eval_batches: EvalBatches | None = None
         self.average = Average(model, recipe.optim.ema) if recipe.optim.ema else None
-        self.statistics = RunningStatistics(model)
         self.keep_predictions = False
         self.evaluator: Evaluator | None = None
         self.results: dict[str, float] = {}
@@ -98,7 +97,6 @@ class TrainingModule(LightningModule):
     def begin_step(self) -> None:
         self._sums = torch.zeros(2 + len(self.task.parts), dtype=torch.float64, device=self.device)
         self._bad = []
-        self.statistics.begin_step()
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """The part's sum over the samples of the step, times what Lightning and the processes divide by."""
@@ -106,11 +104,9 @@ class TrainingModule(LightningModule):
         assert plan is not None
         part = plan.part_of(batch_idx)
         torch.manual_seed(step_seed(plan.seed, step, part))
-        self.statistics.begin_part()
         loss = self.task.loss(self.model, batch)
         total = loss.total
         if plan.keys(step, part):
-            self.statistics.end_part()
             found = [total.detach() if loss.by_sample is None else loss.by_sample.double().sum(), loss.weight]
             found += [loss.parts[name].detach() for name in self.task.parts]
             self._sums = self._sums + torch.stack([value.to(self._sums) for value in found])
@@ -125,7 +121,6 @@ class TrainingModule(LightningModule):
         assert self.plan is not None
         if self.plan.world > 1:
             torch.distributed.all_reduce(self._sums)
-        self.statistics.end_step(self.plan.world)
         factor = self.plan.size(self.progress.step) / self._weight()
         if factor != 1:
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]

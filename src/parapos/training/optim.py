@@ -92,44 +92,6 @@ def _is_matrix(model: nn.Module, name: str, p: Tensor) -> bool:
     return p.squeeze().ndim > 1 and not isinstance(owner, RoPEMixed)
 
 
-class RunningStatistics:
-    """Running means and variances of a model's batch norms. Every part of a step starts from those before the step, and
-    those after it are the mean over its parts, so they do not depend on how parts are shared out over processes."""
-
-    def __init__(self, model: nn.Module) -> None:
-        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self.buffers = [b for m in norms for b in m.buffers() if b.is_floating_point()]
-        self.counters = [b for m in norms for b in m.buffers() if not b.is_floating_point()]
-        self.before: list[Tensor] = []
-        self.sums: list[Tensor] = []
-        self.parts = 0
-
-    def begin_step(self) -> None:
-        self.before = [b.clone() for b in (*self.buffers, *self.counters)]
-        self.sums, self.parts = [torch.zeros_like(b) for b in self.buffers], 0
-
-    def begin_part(self) -> None:
-        for b, value in zip((*self.buffers, *self.counters), self.before, strict=True):
-            b.copy_(value)
-
-    def end_part(self) -> None:
-        self.parts += 1
-        for total, b in zip(self.sums, self.buffers, strict=True):
-            total += b
-
-    def end_step(self, world: int) -> None:
-        if not self.buffers:
-            return
-        flat = torch.cat([*(total.flatten() for total in self.sums), self.sums[0].new_tensor([self.parts])])
-        if world > 1:
-            torch.distributed.all_reduce(flat)
-        parts = flat[-1]
-        for b, total in zip(self.buffers, flat[:-1].split([b.numel() for b in self.buffers]), strict=True):
-            b.copy_((total / parts).view_as(b))
-        for b, value in zip(self.counters, self.before[len(self.buffers) :], strict=True):
-            b.copy_(value + 1)
-
-
 class Average:
     """A running average of a model's parameters: average = d average + (1 - d) weights, after each step t = 1, 2, ...
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import read_lines, wrong, wrong_line
+from . import read_bytes, read_lines, wrong, wrong_line
 
 Array = np.ndarray[Any, Any]
 MAX_LIST = 16 * 1024**2
@@ -48,8 +48,7 @@ def read_shapes(path: str | Path, classes: Sequence[str]) -> list[tuple[str, int
 
 def read_points(path: str | Path) -> Array:
     """Coordinates and normals, float32 (n, 6), n at least 1; all finite."""
-    with open(path, "rb") as file:
-        text = file.read(MAX_POINTS + 1)
+    text = read_bytes(path, MAX_POINTS)
     if len(text) > MAX_POINTS:
         raise wrong(path, MAX_POINTS, f"more than {MAX_POINTS} bytes, expected the points of a shape")
     values, at = array("d"), 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import wrong
+from . import read_bytes, wrong
 
 Array = np.ndarray[Any, Any]
 MAX_BYTES = 1024**3
@@ -22,8 +22,7 @@ MAX_BYTES = 1024**3
 
 def read(path: str | Path) -> tuple[Array, Array]:
     """Vertices float64 (n, 3), all finite, and triangles int32 (f, 3), whose corners are vertices."""
-    with open(path, "rb") as file:
-        text = file.read(MAX_BYTES + 1)
+    text = read_bytes(path, MAX_BYTES)
     if len(text) > MAX_BYTES:
         raise wrong(path, MAX_BYTES, f"more than {MAX_BYTES} bytes, expected a mesh")
     lines = _lines(text)

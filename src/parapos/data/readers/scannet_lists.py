@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import FormatError
-from . import read_lines, wrong, wrong_line
+from . import read_bytes, read_lines, wrong, wrong_line
 
 Array = np.ndarray[Any, Any]
 MAX_JSON = 256 * 1024**2  # bytes; the largest true file has some 5 MB
@@ -115,8 +115,7 @@ def label_vertices(
 
 
 def _json(path: str | Path) -> Any:
-    with open(path, "rb") as file:
-        data = file.read(MAX_JSON + 1)
+    data = read_bytes(path, MAX_JSON)
     if len(data) > MAX_JSON:
         raise wrong(path, MAX_JSON, f"more than {MAX_JSON} bytes, expected a list of numbers")
     try:
