@@ -69,6 +69,7 @@ class Objects:
     def __getitem__(self, key: int | Key) -> dict[str, Any]:
         index, epoch = key if isinstance(key, Key) else (key, 0)
         index = range(len(self))[index]
+        epoch = epoch if self.augment is not None else 0  # what is judged is always the same
         rng = np.random.default_rng(sample_seed(self.seed, epoch, index))
         points = self.load(index)
         cloud = Cloud(normalize(points[:, :3].astype(np.float64)), normal=points[:, 3:])

@@ -96,6 +96,7 @@ class Scenes:
     def __getitem__(self, key: int | Key) -> dict[str, Any]:
         index, epoch = key if isinstance(key, Key) else (key, 0)
         index = range(len(self))[index]
+        epoch = epoch if self.augment is not None else 0  # what is judged is always the same
         rng = np.random.default_rng(sample_seed(self.seed, epoch, index))
         try:
             return {**self._sample(self.cloud(index), rng), "id": index}
