@@ -13,6 +13,8 @@ from parapos.tasks import Segmentation, create_task
 from parapos.tasks.lovasz import lovasz_softmax
 from parapos.tasks.segmentation import mixed
 
+from ..marks import full
+
 GOLDEN = Path(os.environ.get("PARAPOS_GOLDEN", Path(__file__).resolve().parents[3] / "shared" / "golden"))
 
 
@@ -177,7 +179,7 @@ def test_quick_and_precise_agree_where_every_cell_has_one_point():
     assert fine.compute()["allacc"] > coarse.compute()["allacc"]
 
 
-@pytest.mark.parametrize("name", ["rooms", "rooms_precise", "rooms_tta"])
+@pytest.mark.parametrize("name", ["rooms", "rooms_precise", full("rooms_tta")])
 def test_a_sample_is_judged_alike_in_any_batch_and_on_any_process(name):
     (_, one), (task, two) = judged(name, 1), judged(name, 2)
     assert torch.equal(one.counts, two.counts)

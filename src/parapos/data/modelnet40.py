@@ -60,7 +60,7 @@ def list_classes(root: Path) -> list[str]:
     """Names of the classes in the order of their numbers."""
     if (root / NAMES).is_file():
         return read_classes(root / NAMES)
-    return sorted(path.name for path in root.iterdir() if (path / "train").is_dir())
+    return sorted({path.parents[1].name for path in root.glob("*/train/*.off")})
 
 
 def list_shapes(root: Path, part: str, classes: Sequence[str]) -> list[Shape]:
