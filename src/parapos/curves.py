@@ -1,6 +1,6 @@
 """Space-filling curves: orders of integer positions in which neighbours on the curve are neighbours in space.
 
-N positions, p position dims, d depth: bits of a coordinate. A cell is a position with coordinates in 0..2^d - 1, and its
+N positions, p position dims, d depth: bits of a coordinate. A cell is a position with coordinates in 0..2^d - 1; its
 code is its place on the curve, in 0..2^(p d) - 1.
 - "z" (Morton): the bits of all coordinates, most significant first, the first dimension first.
 - "hilbert": the same cells in an order in which every step goes to an adjacent cell (Skilling's method).

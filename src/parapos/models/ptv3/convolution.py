@@ -123,7 +123,7 @@ class _Convolution(Function):
         return _convolve(x, weight, chunks)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         grad, (needs_x, needs_weight) = grad.contiguous(), ctx.needs_input_grad[:2]
         with no_autocast(grad.device):

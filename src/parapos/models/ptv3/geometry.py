@@ -1,7 +1,8 @@
 """What the network knows of a batch before it looks at features: cells, curves, patches, who is pooled with whom.
 
-B clouds, N points of all of them, R curves (rows of codes), K points of a patch, W windows. Clouds lie one after another;
-so do the pooled points of each stage. A stage is made once for a forward pass and shared by encoder and decoder.
+B clouds, N points of all of them, R curves (rows of codes), K points of a patch, W windows, S slots. Clouds lie one
+after another, and so do the pooled points of each stage. A stage is made once for a forward pass and shared by encoder
+and decoder.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ class Frame:
 
 @dataclass(eq=False)
 class Stage:
-    """All points of a batch at one resolution. level: how often they were pooled. groups: the points of the finer stage,
-    by point of this one. codes: places along each curve, with the cloud above the highest bit of the curve."""
+    """All points of a batch at one resolution. level: how often they were pooled. groups: points of the finer stage, by
+    point of this one. codes: places along each curve, with the cloud above the highest bit of the curve."""
 
     frame: Frame
     level: int

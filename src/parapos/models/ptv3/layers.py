@@ -1,8 +1,8 @@
 """The parts of Point Transformer V3: stem, block, pooling, unpooling, and the stages that they form.
 
 N points of all clouds of a batch, C channels. Features are one tensor (N, C) that every part is given and returns;
-geometry comes beside it as a `Stage`. Names of parameters are those of Pointcept, so that weights can be exchanged; those
-of blocks hold "block", which selects their learning rate.
+geometry comes beside it as a `Stage`. Names of parameters are those of Pointcept, so that weights can be exchanged;
+those of blocks hold "block", which selects their learning rate.
 """
 
 from __future__ import annotations

@@ -87,10 +87,10 @@ class Backbone(nn.Module):
 class PointTransformerV3(nn.Module):
     """What a batch of clouds looks like stands in `parapos.models.ptv3`.
 
-    enc_dims, enc_depths: width and blocks of each encoder stage; points are pooled in between. dec_dims, dec_depths: the
-    same of the decoder, which segmentation alone has; by default as in the original, at least as wide as the encoder's
-    second stage, two blocks at most. head_dim: all stages have heads of this size. patch, dec_patch: points of a patch
-    in encoder and decoder.
+    enc_dims, enc_depths: width and blocks of each encoder stage; points are pooled in between. dec_dims, dec_depths:
+    the same of the decoder, which segmentation alone has; by default as in the original, at least as wide as the
+    encoder's second stage, two blocks at most. head_dim: all stages have heads of this size. patch, dec_patch: points
+    of a patch in encoder and decoder.
     cpe: "none", or "xcpe" for the original's convolution in each block. unpool_conv_input: what the first of a decoder
     stage sees, the "sum" or the "skip" branch alone, as the original does.
     curves: those that blocks take in turns. shuffle: in training, their order is drawn for each stage of each pass.
@@ -162,7 +162,8 @@ class PointTransformerV3(nn.Module):
             raise ValueError(f"curves must name at least one of {', '.join(CURVES)}")
         if encoding in ENCODINGS and not ENCODINGS[encoding].claims.unbounded:
             raise ValueError(f"encoding {encoding!r} is made for grids of images, not for points in space")
-        self.task, self.patch, self.grid_size, self.curves = task, patch, grid_size, tuple(curves)
+        self.task, self.in_channels, self.patch, self.grid_size = task, in_channels, patch, grid_size
+        self.curves = tuple(curves)
         self.shuffle, self.eval_seed, self.depth = shuffle, eval_seed, depth
         self.pos_source, self.pos_unit, self.pos_scale = pos_source, pos_unit, pos_scale
         self.centred = encoding not in ENCODINGS or ENCODINGS[encoding].claims.translation
@@ -229,9 +230,8 @@ class PointTransformerV3(nn.Module):
 
         position_scale multiplies positions: one factor, or one per axis. rows: as in `stages`.
         """
-        channels = self.backbone.embedding["stem"].conv.weight.shape[-1]
-        if feat.shape != (len(coord), channels):
-            raise ValueError(f"feat must be ({len(coord)}, {channels}), got {tuple(feat.shape)}")
+        if feat.shape != (len(coord), self.in_channels):
+            raise ValueError(f"feat must be ({len(coord)}, {self.in_channels}), got {tuple(feat.shape)}")
         stages = self.stages(coord, grid_coord, offset, position_scale, rows)
         x = self.backbone(feat, stages)
         if self.task == "classification":

@@ -17,9 +17,10 @@ class BatchNorm(nn.BatchNorm1d):
         if not self.training or len(x) < 2:
             assert self.running_mean is not None
             assert self.running_var is not None
-            return nn.functional.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
+            mean, variance = self.running_mean, self.running_var
+            if self.training:  # they may change before the backward pass
+                mean, variance = mean.clone(), variance.clone()
+            return nn.functional.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
         mean, variance = x.new_zeros(2, x.shape[1])
         x = nn.functional.batch_norm(x, mean, variance, self.weight, self.bias, True, 1.0, self.eps)  # fills both
         self.batch = mean, variance

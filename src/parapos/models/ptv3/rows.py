@@ -55,7 +55,7 @@ class _Sum(Function):
         return _reduce(x, groups, SUM)[0]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad.index_select(0, ctx.groups.group), None
 
 
@@ -66,7 +66,7 @@ class _Spread(Function):
         return x.index_select(0, groups.group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return _reduce(grad.contiguous(), ctx.groups, SUM)[0], None
 
 
@@ -79,7 +79,7 @@ class _Max(Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (winners,) = ctx.saved_tensors
         return grad.new_zeros(ctx.rows, grad.shape[1]).scatter_(0, winners, grad), None
 
@@ -106,7 +106,7 @@ class _Pick(Function):
         return x.index_select(0, rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad.new_zeros(ctx.size, grad.shape[1]).index_copy_(0, ctx.rows, grad), None
 
 
@@ -122,7 +122,7 @@ class _Copy(Function):
         return x.index_select(0, source)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         total = grad.index_select(0, ctx.slot)
         if len(ctx.twice):  # the rows of these slots all differ, so each gets one addition
             total.index_add_(0, ctx.source[ctx.twice], grad.index_select(0, ctx.twice))
