@@ -6,14 +6,18 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from parapos import cli
+from parapos import cli, create_model
+from parapos.data import create_dataset, modelnet40, scannet
+from parapos.data.preparations import Job, prepare
+from parapos.data.prepared import Item
 from parapos.data.sampling import Key
-from parapos.tasks import answer
+from parapos.tasks import answer, create_task
 from parapos.training import checkpoint, fit
 
 from ..marks import full
@@ -148,3 +152,38 @@ def test_the_training_split_is_judged_as_it_is(subject):
             first["grid_coord"].sort(0).values, second["grid_coord"].sort(0).values
         )
         assert equal == same, name
+
+
+SAMPLES = Path(os.environ.get("PARAPOS_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "samples"
+
+
+@pytest.mark.skipif(not list(SAMPLES.glob("scannet/scans/*/*.ply")), reason="no real scenes here")
+def test_a_real_scene_passes_through_the_network(tmp_path):
+    for mesh in sorted(SAMPLES.glob("scannet/scans/*/*.ply")):
+        made = scannet.make(Item(f"test/{mesh.parent.name}", sized=(mesh,)), {})
+        for name, array in made.files:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            np.save(tmp_path / name, array)
+    dataset = create_dataset("scannet", "test", root=tmp_path, complete=False, grid_size=0.1)
+    net = create_model("ptv3_nano", encoding="pape", parabolas=4, num_classes=20, grid_size=0.1).eval()
+    evaluator = create_task("segmentation", dataset).evaluator(keep_predictions=True)
+    with torch.no_grad():
+        evaluator.update(net, create_task("segmentation", dataset).collate([dataset[0]]))
+    assert len(evaluator.predictions[0]) == len(dataset.cloud(0)) > 10_000
+
+
+@pytest.mark.skipif(not list(SAMPLES.glob("modelnet40/ModelNet40_off/*/*/*.off")), reason="no real meshes here")
+def test_real_meshes_pass_through_the_network(tmp_path):
+    options = {"sampling": "random", "points": 2048}
+    root = SAMPLES / "modelnet40" / "ModelNet40_off"
+    done = prepare(modelnet40, Job(root, tmp_path, complete=False, options=options))
+    assert (done.now, done.failed) == (len(list(root.glob("*/*/*.off"))), [])
+    dataset = create_dataset(
+        "modelnet40", "train", root=root, cache=tmp_path, complete=False, val="test", grid_size=0.05, **options
+    ).as_judged()
+    task = create_task("classification", dataset)
+    net = create_model("ptv3_nano", task="classification", encoding="pape", parabolas=4, num_classes=40, grid_size=0.05)
+    with torch.no_grad():
+        logits = answer(net.eval(), task.collate([dataset[i] for i in range(len(dataset))]))
+    assert logits.shape == (len(dataset), 40)
+    assert logits.isfinite().all()

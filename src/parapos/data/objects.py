@@ -66,6 +66,11 @@ class Objects:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def as_judged(self) -> Objects:
+        """The same objects, not varied."""
+        self.augment = None
+        return self
+
     def __getitem__(self, key: int | Key) -> dict[str, Any]:
         index, epoch = key if isinstance(key, Key) else (key, 0)
         index = range(len(self))[index]

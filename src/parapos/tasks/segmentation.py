@@ -24,7 +24,8 @@ class Segmentation(Task):
     """A data set says which `class_names` it has, and the `names` of its samples and numbers of classes, `submission`,
     for files of its benchmark. What its samples must have says `data.scenes`.
 
-    lovasz: weight of the Lovász loss beside cross-entropy. mix: chance that a part's samples become one cloud in pairs
+    lovasz: weight of the Lovász loss beside cross-entropy; it is that of each part by its labelled points, as a whole
+    batch is known to no process. mix: chance that a part's samples become one cloud in pairs
     (Mix3D), each with its own cells.
     """
 
