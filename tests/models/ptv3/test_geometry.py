@@ -101,6 +101,22 @@ def test_what_goes_through_patches_comes_back_in_its_order(lengths):
             first += count * size
 
 
+def test_windows_that_reach_far_have_tables_of_their_own():
+    _, coord, cells, _ = clouds(200, 60, 20, side=8)
+    cells[:64] *= 30
+    stage = serialize(FRAME, coord, cells, [200, 60, 20], CURVES, range(4), 9)
+    windows, x = stage.windows(2, 32), torch.randn(280, 2)
+    reach = [table.positions.r.nan_to_num().abs().amax().item() for table in windows.tables]
+    assert len(reach) > 2
+    assert min(reach) <= 32 < max(reach)
+    slots = copy_rows(x, windows.source, windows.slot, windows.borrowed)
+    assert torch.equal(pick(slots, windows.slot), x)
+    assert len(slots) == sum(w * k for (w, k), _, _ in windows.tables)
+    assert torch.autograd.gradcheck(
+        lambda t: copy_rows(t, windows.source, windows.slot, windows.borrowed), x.double().requires_grad_()
+    )
+
+
 @pytest.mark.parametrize("row", range(4))
 def test_groups_are_the_cells_of_twice_the_side(row):
     stage = stage_of(150, 40, 1)

@@ -21,6 +21,7 @@ from .rows import Groups, mean
 
 T = TypeVar("T")
 MOST_DEPTH = 16  # bits of a coordinate
+NEAR = 32.0  # windows that reach less far from their middle, in units of positions, form one table
 
 
 class Slots(NamedTuple):
@@ -83,7 +84,11 @@ class Table(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Patches along one curve: which point is in which slot, and positions and masks of attention."""
+    """Patches along one curve: which point is in which slot, and positions and masks of attention.
+
+    Windows that reach farther than others form tables of their own: attention holds scores of near positions in a few
+    columns, and one far window in a call would take that from all.
+    """
 
     source: Tensor  # (S,) the point in each slot; padding has some point
     slot: Tensor  # (N,) the slot of each point
@@ -158,16 +163,26 @@ class Stage:
         shapes, *moves = self.once(("layout", size), lambda: arrange(self.lengths, size))
         rank, slot, borrowed = (x.to(device) for x in moves)
         index = torch.where(rank < 0, -1, order[rank.clamp(min=0)])
-        tables = []
-        for shape, part in zip(shapes, index.split([w * k for w, k in shapes]), strict=True):
-            part = part.view(shape)
-            is_point = part >= 0
-            mask = None if bool(is_point.all()) else is_point
+        sources, tables, moved, start = [], [], torch.arange(len(rank), device=device), 0
+        for windows, width in shapes:
+            part = index[start : start + windows * width].view(windows, width)
             r = self.positions().gather(part).r
-            r = (r - centre(r)[0]).to(r.dtype) if self.frame.centred else r
-            tables.append(Table(shape, Positions(r, unplaced=mask is not None), mask))
-        own = torch.empty_like(slot).index_copy_(0, order, slot)
-        return Windows(index.clamp(min=0), own, borrowed, tables)
+            middle, reach = centre(r)
+            r = (r - middle).to(r.dtype) if self.frame.centred else r
+            kind = reach.flatten().clamp(min=NEAR).log2().ceil()  # windows that reach equally far come together
+            turn = torch.sort(kind, stable=True)[1]
+            place = torch.empty_like(turn).index_copy_(0, turn, torch.arange(windows, device=device))
+            moved[start : start + windows * width] = (
+                start + place[:, None] * width + torch.arange(width, device=device)
+            ).flatten()
+            sources.append(part[turn].flatten())
+            for own in turn.split(kind.unique(return_counts=True)[1].tolist()):
+                is_point = part[own] >= 0
+                mask = None if bool(is_point.all()) else is_point
+                tables.append(Table((len(own), width), Positions(r[own], unplaced=mask is not None), mask))
+            start += windows * width
+        own_slot = torch.empty_like(slot).index_copy_(0, order, moved[slot])
+        return Windows(torch.cat(sources).clamp(min=0), own_slot, moved[borrowed], tables)
 
     def pool(self, rows: Sequence[int]) -> Stage:
         """Points of which each stands for those in a cell of twice the side, ordered along the first curve. rows: the
