@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, plugins
-from .commands import analyze, bench_detection, bench_tokenizer, experiments, figures, predict, prepare
+from .commands import analyze, bench_detection, bench_points, bench_tokenizer, experiments, figures, predict, prepare
 from .commands.base import (
     Parser,
     UserError,
@@ -289,6 +289,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--threads", type=integer(1, 1024), default=get_num_threads(), help="CPU threads")
     bench.add_argument("--rounds", type=integer(1, 100000), default=10, help="steps of each model and mode")
     bench.set_defaults(run=_bench_profile)
+    bench_points.add(benchmarks)
     bench_tokenizer.add(benchmarks)
     bench_detection.add(benchmarks)
 

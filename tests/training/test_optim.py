@@ -124,3 +124,47 @@ def test_the_average_is_that_of_torch():
         ours.update(step)
         theirs.update_parameters(model)
     torch.testing.assert_close(ours.values["weight"], theirs.module.weight.detach())
+
+
+@pytest.mark.parametrize(("name", "warm"), [("scannet", 40 / 800), ("modelnet40", 5 / 300)])
+def test_the_rates_of_point_clouds(name, warm):
+    """Both groups start at a tenth of their largest rate and end at a ten-thousandth; beta 1 stays."""
+    recipe = pytest.importorskip("parapos.training.recipe")
+    wanted = recipe.load(name)
+    with torch.device("meta"):
+        model = wanted.model.build({"num_classes": 20})
+    groups = make_optimizer(model, wanted.optim).param_groups
+    assert [group["factor"] for group in groups] == [1.0, 0.1]
+    inside = {id(p) for key, p in model.named_parameters() if "block" in key}
+    assert {id(p) for p in groups[1]["params"]} == inside
+    assert not {id(p) for p in groups[0]["params"]} & inside
+    steps = 6000
+    at = make_schedule(wanted.optim, steps)
+    peak = round(warm * steps)
+    assert wanted.optim.warmup == pytest.approx(warm)
+    assert at(1)["lr"] == pytest.approx(wanted.optim.lr / 10)
+    assert at(peak)["lr"] == pytest.approx(wanted.optim.lr)
+    assert at(steps)["lr"] == pytest.approx(wanted.optim.lr / 1e4)
+    assert at(peak // 2)["lr"] < at(peak)["lr"] > at(peak + 2)["lr"]
+    assert {at(step)["betas"] for step in (1, peak, steps)} == {(0.9, 0.999)}
+
+
+def test_rates_by_name():
+    model = torch.nn.ModuleDict({"block": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 2)})
+    optim = Optim(epochs=1, batch=1, lr=2.0, decay="matrices", rates={"block": 0.5})
+    groups = make_optimizer(model, optim).param_groups
+    assert [(g["weight_decay"], g["factor"], len(g["params"])) for g in groups] == [
+        (0.05, 1.0, 1),
+        (0.05, 0.5, 1),
+        (0.0, 1.0, 1),
+        (0.0, 0.5, 1),
+    ]
+    with pytest.raises(ValueError, match="no parameter of the model has 'blok' in its name"):
+        make_optimizer(model, Optim(epochs=1, batch=1, lr=1.0, rates={"blok": 0.5}))
+    for wrong in ({"block": 0.0}, {"block": "x"}, {"": 1.0}):
+        with pytest.raises(Bad, match="expected a positive number for a part of names"):
+            Optim(epochs=1, batch=1, lr=1.0, rates=wrong)
+    for key, value in (("start_lr", 0.1), ("cycle_beta", False)):
+        with pytest.raises(Bad, match=r"has no effect with optim\.schedule = 'cosine'"):
+            Optim(epochs=1, batch=1, lr=1.0, **{key: value})
+    Optim(epochs=1, batch=1, lr=1.0, schedule="onecycle", cycle_beta=False, betas=(0.8, 0.9))

@@ -36,6 +36,8 @@ class Dataset(Protocol):
     What else a sample holds is what models of its kind name as their `inputs`, {"image": float (3, H, W)} for one, and
     what its task takes, {"label": int} for one. A dataset may also have
       ragged         names of tensors that differ in their first dimension: they are padded in a batch
+      packed         names of tensors with a row per point: they lie one after another in a batch, see `batch.collate`
+      listed         names of tensors that stay a list in a batch
       classes, class_names, subset   what the task of classification asks for
       preprocessing  what was done to the samples (size, crop, mean, scale), in plain types: a run keeps it
       __getitems__   many samples at once
@@ -80,6 +82,16 @@ DATASETS: dict[str, tuple[str, str] | Source] = {
     "coco_desk": ("coco", "coco_desk"),
     "fashion_mnist": ("fashion", "FashionMNIST"),
     "cifar10": ("cifar10", "CIFAR10"),
+    "scannet": ("scannet", "scannet"),
+    "scannet_precise": ("scannet", "scannet_precise"),
+    "scannet_tta": ("scannet", "scannet_tta"),
+    "modelnet40": ("modelnet40", "modelnet40"),
+    "modelnet40_voting": ("modelnet40", "modelnet40_voting"),
+    "rooms": ("rooms", "rooms"),
+    "rooms_precise": ("rooms", "rooms_precise"),
+    "rooms_tta": ("rooms", "rooms_tta"),
+    "shapes": ("shapes", "shapes"),
+    "shapes_voting": ("shapes", "shapes_voting"),
 }
 
 

@@ -1,4 +1,5 @@
-"""Samples to a batch: tensors are stacked, numbers become tensors, ragged tensors are padded with zeros.
+"""Samples to a batch: tensors are stacked, numbers become tensors, ragged tensors are padded with zeros, packed ones
+lie one after another.
 
 Texts become a list, and dictionaries a dictionary of what their entries become. Tensors that are too different to be
 padded, such as the boxes of an image, become a list, too, if they are named.
@@ -15,15 +16,44 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 def collate(
-    samples: Sequence[dict[str, Any]], ragged: Sequence[str] = (), listed: Sequence[str] = ()
+    samples: Sequence[dict[str, Any]],
+    ragged: Sequence[str] = (),
+    listed: Sequence[str] = (),
+    packed: Sequence[str] = (),
 ) -> dict[str, Any]:
     """One entry per name, with the batch first. Samples must agree in names, shapes and dtypes.
 
     ragged: names whose tensors may differ in their first dimension; they are padded to the longest of the batch.
     listed: names whose tensors may differ in any dimension; they become a list. An entry of a dictionary is named
     with a dot: "target.boxes".
+    packed: names whose tensors have a row for each point of a sample, the same number in all of them; they are joined,
+    and "offset" (B,) says where each sample ends. A sample may have `views`, the sizes (V,) of several clouds that its
+    rows hold one after another; offset then ends each of these (B V,), and every sample must have as many.
     """
-    return _collate(samples, [sample.get("id") for sample in samples], "", ragged, listed)
+    inner = [{key: value for key, value in sample.items() if key not in packed} for sample in samples]
+    batch = _collate(inner, [sample.get("id") for sample in samples], "", ragged, listed)
+    joined = [name for name in packed if name in samples[0]]
+    for name in joined:
+        batch[name] = torch.cat([sample[name] for sample in samples])
+    if joined:
+        sizes = _sizes(samples, joined)
+        batch["offset"] = torch.as_tensor(batch.pop("views", sizes)).flatten().cumsum(0)
+    return batch
+
+
+def _sizes(samples: Sequence[dict[str, Any]], joined: Sequence[str]) -> Tensor:
+    """The number of rows of each sample."""
+    for sample in samples:
+        rows = {name: len(sample[name]) for name in joined if name in sample}
+        views = sample.get("views")
+        if (
+            len(rows) < len(joined)
+            or len(set(rows.values())) > 1
+            or (views is not None and views.sum() != rows[joined[0]])
+        ):
+            told = ", ".join(f"{name} {count}" for name, count in rows.items())
+            raise ValueError(f"sample {sample.get('id')} has rows: {told}; expected as many of {', '.join(joined)}")
+    return torch.tensor([len(sample[joined[0]]) for sample in samples])
 
 
 def _collate(

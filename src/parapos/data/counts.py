@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import dvsgesture
+from . import dvsgesture, modelnet40, scannet
 from .imagenet import TEST, TRAIN, V2, R
 from .readers import ucf101_lists
 
@@ -16,6 +16,10 @@ COUNTS = {
     ("imagenet_r", "test"): R,
     ("dvsgesture", "train"): 1020,  # 85 trials of 12 gestures
     ("dvsgesture", "test"): dvsgesture.TEST,
+    ("scannet", "train"): scannet.LISTED["train"],
+    **{(f"scannet{end}", "val"): scannet.LISTED["val"] for end in ("", "_precise", "_tta")},
+    ("modelnet40", "train"): modelnet40.LISTED["train"] - 985,  # a tenth of each class, rounded
+    **{(f"modelnet40{end}", "test"): modelnet40.LISTED["test"] for end in ("", "_voting")},
     ("cifar10", "train"): 45000,
     ("cifar10", "val"): 5000,
     ("cifar10", "test"): 10000,

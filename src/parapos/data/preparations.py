@@ -96,6 +96,20 @@ PREPARATIONS: dict[str, Preparation] = {
         "Write the generated digits and shapes that the recipe coco_desk trains on, and count them.",
         extras="train,detect",
     ),
+    "scannet": Preparation(
+        "parapos.data.scannet",
+        "Count ScanNet, and write points, colours, normals and labels of its scenes as arrays.",
+        "scenes",
+    ),
+    "modelnet40": Preparation(
+        "parapos.data.modelnet40",
+        "Count ModelNet40, resampled or as OFF meshes, and choose the points of its shapes once and for all.",
+        "shapes",
+        options=(
+            Option("sampling", "farthest", "how points are chosen", ("farthest", "random", "first")),
+            Option("points", 8192, "points of a shape"),
+        ),
+    ),
 }
 
 

@@ -3,6 +3,8 @@
 Floating-point operations of a sample: two per weight and token, and four per pair of tokens and channel of attention,
 half of them for q.k and half for the values. Training counts three times that. Hours are those of one GPU that
 sustains a given number of operations per second. That a stream of events has EVENT_TOKENS tokens is a guess.
+A model that pools its tokens is counted stage by stage, each with POOLED of the tokens before it, which attend within
+patches; of a sparse convolution, the share OCCUPIED of the weights meets a token.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from torch import nn
 from ..blocks import Attention
 from ..data import clips
 from ..data.counts import published
-from ..models import EventViT, ViViT
+from ..models import EventViT, PointTransformerV3, ViViT
 from ..text import table as as_text
 from ..training.recipe import Recipe
 from ..training.runs import FINISHED
@@ -22,6 +24,7 @@ from .store import ReportError
 
 TFLOPS = 150.0  # sustained: about half of the peak of a recent GPU in 16 bits
 EVENT_TOKENS = 1000
+POOLED, OCCUPIED = 0.25, 0.35  # on surfaces
 
 
 def samples(wanted: Recipe, split: str, data: str = "") -> int:
@@ -37,6 +40,9 @@ def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
     extra = int(getattr(model, "cls", None) is not None)
     if isinstance(model, EventViT):
         return EVENT_TOKENS + extra
+    if isinstance(model, PointTransformerV3):
+        known = wanted.data.options
+        return int(known.get("point_max") or known.get("points") or EVENT_TOKENS)
     if isinstance(model, ViViT):
         options = wanted.data.options
         return clips.TUBELETS * (options["height"] // model.patch) * (options["width"] // model.patch) + extra
@@ -50,10 +56,26 @@ def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
 
 def gflop(model: nn.Module, count: int) -> float:
     """Of so many tokens, forward. An estimate, no count of operators: PaPE's W_b, which is folded, counts in full."""
+    if isinstance(model, PointTransformerV3):
+        return _gflop_by_stage(model, count)
     weights = sum(p.numel() for name, p in model.named_parameters() if p.ndim > 1 and not name.startswith("classifier"))
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     pairs = sum(layer.heads * (layer.qk_dim + layer.head_dim) for layer in layers)
     return 2 * (count * weights + count**2 * pairs) / 1e9
+
+
+def _gflop_by_stage(model: PointTransformerV3, count: int) -> float:
+    """Of so many tokens at the first stage; the stem counts with it."""
+    backbone, total = model.backbone, 0.0
+    stages = [(0, backbone.embedding), *((int(name[3:]), part) for name, part in backbone.enc.items())]
+    stages += [(int(name[3:]), part) for name, part in backbone.dec.items()]
+    for level, part in stages:
+        here = count * POOLED**level
+        weights = sum(p.numel() * (OCCUPIED if p.ndim == 5 else 1) for p in part.parameters() if p.ndim > 1)
+        layers = [module for module in part.modules() if isinstance(module, Attention)]
+        pairs = sum(layer.heads * (layer.qk_dim + layer.head_dim) for layer in layers)
+        total += here * (weights + min(here, model.patch) * pairs)
+    return 2 * total / 1e9
 
 
 def estimate(grid: Grid, tflops: float = TFLOPS) -> str:

@@ -9,6 +9,7 @@ from torch import nn
 from ..text import nearest
 from .detector import DetectorViT, EventDetector
 from .event_vit import EventViT
+from .ptv3 import PointTransformerV3
 from .vit import ViT
 from .vivit import ViViT
 
@@ -34,6 +35,9 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "vit_det_nano": (DetectorViT, _NANO),
     "event_det_base": (EventDetector, _BASE),
     "event_det_nano": (EventDetector, _NANO),
+    "ptv3_scannet": (PointTransformerV3, {}),
+    "ptv3_modelnet40": (PointTransformerV3, dict(task="classification", num_classes=40, grid_size=0.01)),
+    "ptv3_nano": (PointTransformerV3, dict(enc_dims=(32, 64, 96), enc_depths=(1, 1, 2), patch=256, drop_path=0.0)),
 }
 
 __all__ = [
@@ -41,6 +45,7 @@ __all__ = [
     "DetectorViT",
     "EventDetector",
     "EventViT",
+    "PointTransformerV3",
     "ViT",
     "ViViT",
     "create_model",

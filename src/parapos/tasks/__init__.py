@@ -9,8 +9,13 @@ from ..text import nearest
 from .base import Evaluator, Loss, Metric, Task, answer
 from .classification import Classification
 from .detection import Detection
+from .segmentation import Segmentation
 
-TASKS: dict[str, type[Task]] = {"classification": Classification, "detection": Detection}
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "detection": Detection,
+    "segmentation": Segmentation,
+}
 
 __all__ = [
     "TASKS",

@@ -110,6 +110,8 @@ class Task(ABC):
 
     def __init__(self, dataset: Any) -> None:
         self.ragged: tuple[str, ...] = tuple(getattr(dataset, "ragged", ()))
+        self.listed: tuple[str, ...] = tuple(getattr(dataset, "listed", ()))
+        self.packed: tuple[str, ...] = tuple(getattr(dataset, "packed", ()))
 
     @classmethod
     def outputs(cls, dataset: Any | None) -> dict[str, Any]:
@@ -139,8 +141,8 @@ class Task(ABC):
             raise ValueError(f"is for {self.learned()}, the model learned {dict(learned)}")
 
     def collate(self, samples: Sequence[dict[str, Any]]) -> Batch:
-        """Samples to a batch. Tensors that the data set calls ragged are padded."""
-        return collate(samples, self.ragged)
+        """Samples to a batch. Tensors that the data set calls ragged are padded, packed ones are joined."""
+        return collate(samples, self.ragged, self.listed, self.packed)
 
     @abstractmethod
     def loss(self, model: Forward, batch: Batch) -> Loss:

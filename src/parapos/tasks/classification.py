@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..text import nearest
 from .base import Batch, Evaluator, Forward, Loss, Metric, Task, answer
+from .lovasz import lovasz_softmax
 
 
 class Classification(Task):
@@ -26,7 +27,11 @@ class Classification(Task):
     them: accuracy is then also counted with answers among these alone, as top1_<their number>.
 
     mixup, cutmix: parameters of their Beta distributions, 0 for never; a part gets one of those that are on, with equal
-    chance. smoothing: of the labels.
+    chance. smoothing: of the labels. lovasz: weight of the Lovász loss of a part beside cross-entropy; it takes no
+    mixed labels.
+
+    In an evaluation a model may answer several times to a sample, to views of it one after another (B V, C): then the
+    mean of their probabilities counts. The metric recall is what papers on shapes call mean class accuracy.
     """
 
     metrics: tuple[Metric, ...] = (
@@ -38,8 +43,13 @@ class Classification(Task):
     )
     headline = "top1"
 
-    def __init__(self, dataset: Any, *, mixup: float = 0.0, cutmix: float = 0.0, smoothing: float = 0.0) -> None:
+    def __init__(
+        self, dataset: Any, *, mixup: float = 0.0, cutmix: float = 0.0, smoothing: float = 0.0, lovasz: float = 0.0
+    ) -> None:
         super().__init__(dataset)
+        if lovasz and (mixup or cutmix):
+            raise ValueError(f"lovasz: expected 0 with mixup or cutmix, whose labels are not one class, got {lovasz}")
+        self.lovasz = lovasz
         self.classes: int = dataset.classes
         names = getattr(dataset, "class_names", None)
         self.class_names = None if names is None else [str(name) for name in names]
@@ -98,7 +108,10 @@ class Classification(Task):
         if self.mixers:
             images, labels = self.mixers[int(torch.randint(len(self.mixers), ()))](batch["image"], labels)
             batch = {**batch, "image": images}
-        losses = F.cross_entropy(answer(model, batch), labels, label_smoothing=self.smoothing, reduction="none")
+        logits = answer(model, batch)
+        losses = F.cross_entropy(logits, labels, label_smoothing=self.smoothing, reduction="none")
+        if self.lovasz:
+            losses = losses + self.lovasz * lovasz_softmax(logits.float().softmax(-1), labels)
         return Loss(losses.sum(), losses.new_tensor(len(losses)), by_sample=losses.detach())
 
     def evaluator(self, *, keep_predictions: bool = False) -> ClassificationEvaluator:
@@ -154,6 +167,8 @@ class ClassificationEvaluator(Evaluator):
 
     def update(self, model: Forward, batch: Batch) -> None:
         logits, labels = answer(model, batch).float(), batch["label"]
+        if len(logits) != len(labels):  # views
+            logits = logits.unflatten(0, (len(labels), -1)).softmax(-1).mean(1).log()
         if self.labels is not None:
             labels = self.labels.to(labels.device)[labels]
         if "readable" in batch:  # a file that cannot be read is answered wrongly

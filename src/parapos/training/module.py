@@ -135,8 +135,9 @@ class TrainingModule(LightningModule):
         if batch_idx % self.plan.accumulate == 0:
             self.begin_step()
             self._schedule = self._schedule or make_schedule(self.recipe.optim, self.steps)
+            now = self._schedule(self.progress.step + 1)
             for group in self.trainer.optimizers[0].param_groups:
-                group.update(self._schedule(self.progress.step + 1))
+                group.update({**now, "lr": now["lr"] * group.get("factor", 1.0)})
 
     def begin_step(self) -> None:
         shape = (2 + len(self.task.parts), self.task.normalizers)

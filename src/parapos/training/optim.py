@@ -32,7 +32,8 @@ def warmup_steps(optim: Optim, steps: int) -> int:
 def make_schedule(optim: Optim, steps: int) -> Callable[[int], dict[str, Any]]:
     """What the groups of the optimizer get at step 1, ..., steps: a function of the step alone, so nothing is stored.
 
-    "onecycle" is torch's OneCycleLR with its cycle of the first beta, here from 0.95 down to 0.85 and back.
+    The rate is to be multiplied by each group's `factor`. "onecycle" is torch's OneCycleLR, with its cycle of the first
+    beta from 0.95 down to 0.85 and back if that is wanted.
     """
     if optim.schedule == "cosine":
         return lambda step: {"lr": learning_rate(optim, step, steps)}
@@ -40,8 +41,16 @@ def make_schedule(optim: Optim, steps: int) -> Callable[[int], dict[str, Any]]:
     rise = optim.warmup
     if rise * steps == 1:  # torch divides by rise * steps - 1
         rise = math.nextafter(rise, 1)
-    factor: dict[str, Any] = {"final_div_factor": optim.lr / 25 / optim.final_lr} if optim.final_lr else {}
-    cycle = torch.optim.lr_scheduler.OneCycleLR(stand_in, optim.lr, total_steps=steps, pct_start=rise, **factor)
+    start = optim.start_lr or optim.lr / 25
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        stand_in,
+        optim.lr,
+        total_steps=steps,
+        pct_start=rise,
+        div_factor=optim.lr / start,
+        final_div_factor=start / optim.final_lr if optim.final_lr else 1e4,
+        cycle_momentum=optim.cycle_beta,
+    )
 
     def at(step: int) -> dict[str, Any]:
         if not 1 <= step <= steps:
@@ -56,15 +65,24 @@ def make_schedule(optim: Optim, steps: int) -> Callable[[int], dict[str, Any]]:
 
 
 def make_optimizer(model: nn.Module, optim: Optim) -> torch.optim.AdamW:
-    """AdamW over all parameters that learn. decay="matrices" spares vectors, tokens and rotary frequencies."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    decayed = [p for name, p in named if optim.decay == "all" or _is_matrix(model, name, p)]
-    chosen = {id(p) for p in decayed}
-    spared = [p for _, p in named if id(p) not in chosen]
-    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": optim.weight_decay}]
-    if spared:
-        groups.append({"params": spared, "weight_decay": 0.0})
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps)
+    """AdamW over all parameters that learn. decay="matrices" spares vectors, tokens and rotary frequencies. Each group
+    has the `factor` of its rate, 1 or what `optim.rates` says."""
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}  # by whether they are spared, and the factor
+    fits = dict.fromkeys(optim.rates, 0)
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            spared = optim.decay != "all" and not _is_matrix(model, name, p)
+            part = next((part for part in optim.rates if part in name), None)
+            fits |= {} if part is None else {part: 1}
+            groups.setdefault((spared, 1.0 if part is None else float(optim.rates[part])), []).append(p)
+    for part, found in fits.items():
+        if not found:
+            raise ValueError(f"optim.rates.{part}: no parameter of the model has {part!r} in its name")
+    made: list[dict[str, Any]] = [
+        {"params": groups[key], "weight_decay": 0.0 if key[0] else optim.weight_decay, "factor": key[1]}
+        for key in sorted(groups, key=lambda key: (key[0], -key[1]))
+    ]
+    return torch.optim.AdamW(made, lr=optim.lr, betas=optim.betas, eps=optim.eps)
 
 
 def _is_matrix(model: nn.Module, name: str, p: Tensor) -> bool:

@@ -323,6 +323,8 @@ def _check_patches(data: Data, source: Source, model: torch.nn.Module) -> None:
     options = {key: data.options.get(key, parameter.default) for key, parameter in source.options.items()}
     if "patch" in options and options["patch"] != patch:
         raise Bad("data.options.patch", f"expected the model's patch size {patch}, got {options['patch']}")
+    if "grid_size" in options and options["grid_size"] != (side := getattr(model, "grid_size", options["grid_size"])):
+        raise Bad("data.options.grid_size", f"expected the model's grid_size {side}, got {options['grid_size']}")
     for key, value in source.model_options.items():
         if (got := getattr(model, key)) != value:
             raise Bad(f"model.options.{key}", f"expected {value}, which dataset {data.name} is made for, got {got}")

@@ -158,9 +158,10 @@ class Augment:
 @dataclass(frozen=True, kw_only=True)
 class Optim:
     """AdamW. schedule = "cosine": the rate rises linearly over the share `warmup` of all steps, then falls along half a
-    cosine to `final_lr`. schedule = "onecycle": torch's OneCycleLR, from lr / 25 along a half cosine up to lr over the
-    share `warmup`, then along another down to `final_lr` (lr / 250,000 for 0); the first beta runs from 0.95 down to
-    0.85 and back.
+    cosine to `final_lr`. schedule = "onecycle": torch's OneCycleLR, from `start_lr` (lr / 25 for 0) along a half cosine
+    up to lr over the share `warmup`, then along another down to `final_lr` (start / 10,000 for 0); the first beta runs
+    from 0.95 down to 0.85 and back, unless cycle_beta is false. rates: factors of the rate for parameters whose names
+    contain a text; the first that fits counts.
 
     batch is the global batch of an optimizer step. part is how many samples go through the model at once, on one
     device; 0 takes the batch over the number of devices. Drop path and mixing draw per part, so a given part makes the
@@ -182,6 +183,9 @@ class Optim:
     clip: float = 0.0
     ema: float = 0.0
     schedule: str = "cosine"
+    start_lr: float = 0.0
+    cycle_beta: bool = True
+    rates: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key, most in (("epochs", MOST_EPOCHS), ("batch", MOST_BATCH)):
@@ -196,7 +200,16 @@ class Optim:
         _need("betas", all(0 <= b < 1 for b in self.betas), "two numbers from 0 to below 1", self.betas)
         _need("warmup", 0 <= self.warmup < 1, "at least 0 and below 1", self.warmup)
         _need("ema", 0 <= self.ema < 1, "at least 0 and below 1", self.ema)
-        if self.schedule == "onecycle" and self.betas[0] != Optim.betas[0]:
+        _need("start_lr", 0 <= self.start_lr <= self.lr, "from 0 to optim.lr", self.start_lr)
+        for key, value in (("start_lr", self.start_lr), ("cycle_beta", not self.cycle_beta)):
+            if value and self.schedule != "onecycle":
+                raise Bad(
+                    key, f"has no effect with optim.schedule = {self.schedule!r}, expected it with onecycle alone"
+                )
+        for key, factor in self.rates.items():
+            good = type(factor) in (int, float) and 0 < factor < float("inf")
+            _need(f"rates.{key}", good and bool(key), "a positive number for a part of names", factor)
+        if self.schedule == "onecycle" and self.cycle_beta and self.betas[0] != Optim.betas[0]:
             raise Bad("betas", f"the first has no effect with optim.schedule = 'onecycle', got {self.betas[0]}")
         if self.part and self.batch % self.part:
             raise Bad("part", f"expected a divisor of optim.batch = {self.batch}, got {self.part}")

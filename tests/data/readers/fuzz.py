@@ -82,9 +82,9 @@ def address_space(spare):
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def survive(read, files, path, *, per_byte, least):
+def survive(read, files, path, *, per_byte, least, place="at byte "):
     """Reads each file; (read, refused). Peak memory of a file may be `per_byte` times its size and `least` bytes, which
-    is measured for every tenth; none of them may ask for more than 64 MB."""
+    is measured for every tenth; none of them may ask for more than 64 MB. Refusals name file and place."""
     good, told = 0, []
     with warnings.catch_warnings(), address_space(64 * 1024**2):
         warnings.simplefilter("ignore", UserWarning)
@@ -101,5 +101,5 @@ def survive(read, files, path, *, per_byte, least):
                 peak = tracemalloc.get_traced_memory()[1]
                 tracemalloc.stop()
                 assert peak <= per_byte * len(data) + least, f"{peak} bytes for a file of {len(data)}"
-    assert all(text.startswith(f"{path}: at byte ") and len(text) < len(str(path)) + 600 for text in told)
+    assert all(text.startswith(f"{path}: {place}") and len(text) < len(str(path)) + 600 for text in told)
     return good, len(told)

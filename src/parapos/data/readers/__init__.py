@@ -6,6 +6,7 @@ videos, which are packed, a frame may be far larger than its bytes, and has a co
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -64,13 +65,18 @@ def told_if_early(read: Callable[[str], T], truncated: str) -> tuple[T, bool]:
         return read(truncated), True
 
 
+def read_bytes(path: str | Path, most: int) -> bytes:
+    """All of a file, or its first `most` + 1 bytes if it has more. `read(n)` alone would take n bytes at once."""
+    with open(path, "rb") as file:
+        return file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
+
+
 def read_lines(path: str | Path, most: int) -> list[tuple[int, str]]:
     """Numbers from 1 and contents of the lines of a list that are not blank; it may have `most` bytes.
 
     A byte order mark and carriage returns are passed over.
     """
-    with open(path, "rb") as file:
-        data = file.read(most + 1)
+    data = read_bytes(path, most)
     if len(data) > most:
         raise FormatError(f"{path}: more than {most} bytes, expected a short list")
     try:

@@ -1,0 +1,218 @@
+"""Point clouds: what sparse convolution, serialization and attention in patches cost, and how a network's cost grows.
+
+Everything is a ratio of calls that take turns in one run. Points lie on the surfaces of a generated room: floor, walls
+and a table, in cells of 2 cm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import text
+from ..blocks import Attention
+from ..curves import CURVES, curve_order
+from ..models import create_model
+from ..models.ptv3 import PointTransformerV3
+from ..models.ptv3.convolution import SparseConv3d, kernel_map
+from . import measure
+
+SECONDS = 300.0
+ROUNDS = (3, 50)
+LIMITS = {"z": 1.5, "z-trans": 1.5, "hilbert": 4.0, "hilbert-trans": 4.0, "forward": 1.25, "with backward": 1.35}
+GROWTH = 1.1  # most that an exponent of points may be
+NETWORK, QUICK = "ptv3_scannet", "ptv3_nano"
+
+Calls = dict[str, Callable[[], object]]
+
+
+def room(points: int, seed: int = 0) -> Tensor:
+    """Cells (points, 3) of surfaces, all different, in random order. Larger rooms have more points."""
+    rng = np.random.default_rng(seed)
+    side = math.ceil(math.sqrt(points / 4))
+    a, b = rng.integers(0, side, (2, 4 * points))
+    surface, zero = rng.integers(0, 4, len(a)), np.zeros_like(a)
+    height = np.where(surface == 3, side // 4, 0)
+    cells = np.choose(
+        surface[:, None], [np.stack(x, 1) for x in ((a, b, zero), (a, zero, b), (zero, a, b), (a, b, height))]
+    )
+    cells = np.unique(cells + (rng.random(cells.shape) < 0.2), axis=0)
+    return torch.from_numpy(rng.permutation(cells)[:points])
+
+
+def batch(points: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """feat, coord, grid_coord, offset of one room."""
+    cells = room(points)
+    feat = torch.randn(points, 6, generator=torch.Generator().manual_seed(0))
+    return feat, cells * 0.02, cells, torch.tensor([points])
+
+
+def serialization(points: int) -> Calls:
+    """Orders along each curve, and the order by columns that NumPy gives."""
+    cells = room(points)
+    columns = cells.numpy().T[::-1]
+    calls: Calls = {"lexsort": lambda: np.lexsort(columns)}
+    return calls | {curve: partial(curve_order, cells, curve) for curve in CURVES}
+
+
+@torch.no_grad()
+def convolution(points: int, channels: int, size: int) -> Calls:
+    """A sparse convolution, with and without the search for neighbours, and a dense one that is read at the sites."""
+    cells = room(points)
+    clouds = torch.zeros(len(cells), dtype=torch.long)
+    conv, x = SparseConv3d(channels, 32, size, bias=False), torch.randn(len(cells), channels)
+    neighbours = kernel_map(cells, clouds, size)
+    sides = [int(side) + 1 for side in cells.amax(0)]
+    weight = conv.weight.permute(0, 4, 1, 2, 3).contiguous()
+
+    @torch.no_grad()
+    def dense() -> Tensor:
+        grid = x.new_zeros(1, channels, *sides)
+        grid[0, :, cells[:, 0], cells[:, 1], cells[:, 2]] = x.t()
+        return F.conv3d(grid, weight, padding=size // 2)[0, :, cells[:, 0], cells[:, 1], cells[:, 2]].t()
+
+    @torch.no_grad()
+    def sparse(search: bool) -> Tensor:
+        result: Tensor = conv(x, kernel_map(cells, clouds, size) if search else neighbours)
+        return result
+
+    calls: Calls = {"dense": dense, "sparse": partial(sparse, False), "sparse with search": partial(sparse, True)}
+    torch.testing.assert_close(sparse(False), dense(), rtol=1e-3, atol=1e-4)
+    return calls | _spconv(x, cells, sides, conv)
+
+
+def _spconv(x: Tensor, cells: Tensor, sides: Sequence[int], conv: SparseConv3d) -> Calls:
+    """spconv's convolution on the CPU with its search, where it is installed."""
+    if find_spec("spconv") is None:
+        return {}
+    import spconv.pytorch as spconv  # type: ignore[import-not-found]
+
+    layer = spconv.SubMConv3d(x.shape[1], len(conv.weight), conv.size, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(conv.weight)
+    indices = torch.cat([torch.zeros(len(cells), 1, dtype=torch.long), cells], 1).int()
+
+    @torch.no_grad()
+    def call() -> Any:
+        return layer(spconv.SparseConvTensor(x, indices, list(sides), 1)).features
+
+    return {"spconv": call}
+
+
+def attention(points: int, network: str, encoding: str, backward: bool) -> Calls:
+    """Attention in the patches of the finest stage, with an encoding and without; geometry is made before."""
+    net = create_model(network, encoding=encoding)
+    assert isinstance(net, PointTransformerV3)
+    _, coord, cells, offset = batch(points)
+    table = net.stages(coord, cells, offset)[0].windows(0, net.patch).tables[0]
+    x = torch.randn(*table.shape, 32)
+
+    def call(module: Attention) -> None:
+        with torch.set_grad_enabled(backward):
+            out = module(x, table.positions, table.mask)
+        if backward:
+            out.sum().backward()
+
+    return {name: partial(call, Attention(32, 2, name, 3)) for name in ("none", encoding)}
+
+
+def forward(points: int, network: str, encoding: str) -> Callable[[], object]:
+    """A pass of the network."""
+    net, inputs = create_model(network, encoding=encoding).eval(), batch(points)
+    return torch.no_grad()(lambda: net(*inputs))
+
+
+def step(points: int, network: str, encoding: str) -> Callable[[], object]:
+    """A pass forward and backward."""
+    net, inputs = create_model(network, encoding=encoding).train(), batch(points)
+    return lambda: net(*inputs).square().mean().backward()
+
+
+def _peak(make: Callable[[int, str, str], Callable[[], object]], *case: Any) -> int:
+    return measure.peak_memory(lambda: make(*case), "cpu")
+
+
+def growth(sizes: Sequence[int], values: Sequence[float]) -> float:
+    """The exponent e of values ~ sizes^e, by least squares of the logarithms."""
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def run(*, encoding: str = "pape", seconds: float = SECONDS, quick: bool = False) -> dict[str, Any]:
+    """All of it. quick: few points and three rounds."""
+    bounds = (3, 3) if quick else ROUNDS
+    network = QUICK if quick else NETWORK
+    many, some = (20_000, 1_000) if quick else (1_000_000, 50_000)
+    sizes = [500, 1_000] if quick else [10_000, 40_000, 100_000, 400_000]
+    cases: list[tuple[str, str, str, Callable[[], Calls]]] = [  # what, its base, its size, how
+        ("serialization", "lexsort", f"{many} points", partial(serialization, many)),
+        ("convolution 5, 6 to 32", "dense", f"{some} points", partial(convolution, some, 6, 5)),
+        ("convolution 3, 32 to 32", "dense", f"{some} points", partial(convolution, some, 32, 3)),
+        ("attention forward", "none", f"{some} points", partial(attention, some, network, encoding, False)),
+        ("attention with backward", "none", f"{some} points", partial(attention, some, network, encoding, True)),
+    ]
+    rows = []
+    for (what, base, size, make), share in measure.shares(cases, seconds * 0.6):
+        calls = make()
+        for call in calls.values():
+            call()
+        times = measure.in_turn(calls, partial(measure.timed, device="cpu"), share, bounds)
+        measure.progress(f"{what}: {len(times[base])} rounds")
+        for case in calls.keys() - {base}:
+            limit = LIMITS.get(case, LIMITS.get(what.removeprefix("attention ")))
+            rows.append({"what": what, "size": size, "case": case, "base": base, "limit": limit})
+            rows[-1] |= measure.spread(times[case], times[base])
+    calls = {str(points): forward(points, network, encoding) for points in sizes}
+    times = measure.in_turn(calls, partial(measure.timed, device="cpu"), seconds * 0.3, (1 if quick else 2, bounds[1]))
+    taken = [min(times[str(points)]) for points in sizes]
+    peaks = {
+        "forward": [measure.apart(_peak, forward, points, network, encoding) for points in sizes],
+        "training step": [
+            measure.apart(_peak, step, points, network, encoding) if points <= 100_000 else None for points in sizes
+        ],
+    }
+    exponents = {"time": growth(sizes, taken)}
+    if None not in peaks["forward"]:
+        exponents["memory"] = growth(sizes, [float(peak or 0) for peak in peaks["forward"]])
+    return {
+        **measure.machine("cpu", quick=quick),
+        "network": network,
+        "encoding": encoding,
+        "ratios": sorted(rows, key=lambda row: (row["what"], row["case"])),
+        "sizes": sizes,
+        "relative_time": [value / taken[0] for value in taken],
+        "peak_bytes": peaks,
+        "exponents": exponents,
+    }
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The results as text."""
+    header = ["what", "size", "case", "against", "ratio (quartiles; rounds)", "at most"]
+    rows = [
+        [x["what"], x["size"], x["case"], x["base"], measure.show_ratio(x), f"{x['limit']}x" if x["limit"] else "-"]
+        for x in results["ratios"]
+    ]
+    named = f"{results['network']} with {results['encoding']}"
+    grown = zip(results["sizes"], results["relative_time"], *results["peak_bytes"].values(), strict=True)
+    network = [
+        [str(points), f"{taken:.2f}x", *("-" if peak is None else f"{peak / 2**30:.2f}" for peak in peaks)]
+        for points, taken, *peaks in grown
+    ]
+    exponents = ", ".join(f"{name} grows as points^{value:.2f}" for name, value in results["exponents"].items())
+    return "\n\n".join(
+        [
+            *measure.warning(results),
+            f"Point clouds on {measure.where(results)}. Generated rooms; cases take turns.",
+            text.table(header, rows, left=4),
+            f"A forward pass of {named}: {exponents} (at most {GROWTH}).",
+            text.table(["points", "time", *(f"{name}, peak GiB" for name in results["peak_bytes"])], network),
+        ]
+    )

@@ -1,0 +1,51 @@
+"""parapos bench points: it runs, it compares what is equal, and it says when it is no result."""
+
+import json
+
+import pytest
+import torch
+
+from parapos.bench import points
+from parapos.cli import main
+
+
+def test_cases_compare_what_is_equal():
+    calls = points.convolution(500, 4, 3)
+    torch.testing.assert_close(calls["sparse"](), calls["dense"](), rtol=1e-4, atol=1e-5)
+    calls = points.serialization(500)
+    assert all(sorted(call().tolist()) == list(range(500)) for call in calls.values())
+    for backward in (False, True):
+        for call in points.attention(300, "ptv3_nano", "pape", backward).values():
+            call()
+
+
+@pytest.mark.full
+def test_quick_run(tmp_path, capsys):
+    main(["bench", "points", "--quick", "--seconds", "1", "--out", str(tmp_path / "points")])
+    told, results = capsys.readouterr().out, json.loads((tmp_path / "points.json").read_text())
+    assert told.startswith("A SMOKE TEST")
+    assert told.strip() == (tmp_path / "points.md").read_text().strip()
+    found = {(row["what"], row["case"]): row for row in results["ratios"]}
+    assert found["serialization", "hilbert"]["limit"] == 4.0
+    assert found["serialization", "z"]["limit"] == 1.5
+    assert found["attention forward", "pape"]["limit"] == 1.25
+    assert found["attention with backward", "pape"]["limit"] == 1.35
+    assert {"sparse", "sparse with search"} <= {case for what, case in found if what.startswith("convolution")}
+    assert all(row["ratio"] > 0 and row["rounds"] == 3 for row in found.values())
+    assert results["relative_time"][0] == 1
+    assert all(peak > 0 for peaks in results["peak_bytes"].values() for peak in peaks)
+    assert results["exponents"].keys() == {"time", "memory"}
+
+
+def test_rooms_are_surfaces():
+    cells = points.room(2000)
+    assert cells.shape == (2000, 3)
+    assert len(cells.unique(dim=0)) == 2000
+    assert torch.equal(cells, points.room(2000))
+    near = torch.cdist(cells[:200].double(), cells.double()) <= 1.01
+    assert near.sum(1).float().mean() > 2.5  # most cells have neighbours
+
+
+def test_growth_is_the_exponent():
+    assert points.growth([10, 20, 40], [5, 10, 20]) == pytest.approx(1)
+    assert points.growth([10, 20, 40], [1, 4, 16]) == pytest.approx(2)
