@@ -75,7 +75,7 @@ def test_commands_exist() -> None:
     second = "precision|attention|model|imagenet"
     found = set()
     for page in PAGES:
-        found |= set(re.findall(rf"parapos ((?:{first})(?: (?:{second}))?)", page.read_text()))
+        found |= set(re.findall(rf"parapos ((?:{first})(?: (?:{second}))?)\b", page.read_text()))
     assert {"doctor", "doctor precision", "bench attention", "train", "eval", "sweep", "demo"} <= found
     for command in found:
         with pytest.raises(SystemExit) as stop:

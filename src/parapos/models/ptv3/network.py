@@ -17,7 +17,7 @@ from ...encodings import ENCODINGS
 from ..base import at_least_one, check_scale
 from .geometry import MOST_DEPTH, Frame, Stage, cells_of, serialize
 from .layers import DecoderStage, EncoderStage, Stem
-from .norm import BatchNorm, update_statistics
+from .norm import BatchNorm
 from .rows import group_sum
 
 CHOICES = {
@@ -239,8 +239,6 @@ class PointTransformerV3(nn.Module):
             counts = torch.tensor(stages[-1].lengths, dtype=x.dtype, device=x.device)
             x = group_sum(x, clouds) / counts[:, None]
         logits: Tensor = self.seg_head(x) if self.task == "segmentation" else self.cls_head(x)
-        if self.training:
-            update_statistics(self)
         return logits
 
 
