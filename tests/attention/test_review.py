@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from dataclasses import dataclass
 from typing import ClassVar
 from unittest.mock import patch
@@ -162,3 +164,37 @@ def test_masks_are_checked_before_they_are_used(mask: Tensor) -> None:
     net = parapos.Attention(24, heads=3)
     with pytest.raises(ValueError, match="mask must be boolean"):
         net(torch.randn(2, 20, 24), parapos.grid_positions(4, 5), mask)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "fused"])
+def test_other_tokens_at_the_same_positions(kernel: str) -> None:
+    """Padding among the keys says nothing of the queries, even where both stand at the same positions."""
+    (q, k, v), M, mask = inputs(), form(), torch.rand(2, 24) > 0.5
+    P = Positions.of(parapos.grid_positions(4, 6))
+    same, copied = (
+        output(q, k, v, [Quadratic(M, None, P, keys)], mask, kernel=kernel) for keys in (P, Positions.of(P.r.clone()))
+    )
+    assert torch.equal(same, copied)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_positions_never_hold_themselves(exact: bool) -> None:
+    P = Positions.of(parapos.grid_positions(4, 6))
+    output(*inputs(), [Quadratic(form(), None, P, P)], exact=exact)
+    gone = weakref.ref(P)
+    gc.disable()
+    try:
+        del P
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kernel", ["reference", "fused"])
+def test_powers_in_a_list(kernel: str) -> None:
+    c, r = torch.randn(2, 3, 24, 2), parapos.grid_positions(4, 6)
+    q, k, v = inputs()
+    found, want = (
+        output(q, k, v, [Polynomial(c, r, powers)], kernel=kernel) for powers in ([[1, 0], [0, 2]], ((1, 0), (0, 2)))
+    )
+    assert torch.equal(found, want)
