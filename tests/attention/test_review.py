@@ -198,3 +198,14 @@ def test_powers_in_a_list(kernel: str) -> None:
         output(q, k, v, [Polynomial(c, r, powers)], kernel=kernel) for powers in ([[1, 0], [0, 2]], ((1, 0), (0, 2)))
     )
     assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_axes_of_very_different_units(dtype: torch.dtype) -> None:
+    """Small positions and the large coefficients that belong to them: neither overflows, neither vanishes."""
+    r = torch.rand(1, 24, 2, dtype=torch.float64) * torch.tensor([64.0, 1e-3])
+    M = torch.diag(torch.tensor([-(2.0**-10), -(2.0**20)])).expand(2, 3, 24, 2, 2)
+    q, k, v = (x.detach().to(dtype) for x in inputs())
+    found = output(q, k, v, [Quadratic(M, None, r)])
+    want = output(q.double(), k.double(), v.double(), [Quadratic(M.double(), None, r)], kernel="reference")
+    torch.testing.assert_close(found.double(), want, rtol=0.0, atol=2 * torch.finfo(dtype).eps)

@@ -68,7 +68,8 @@ def make_columns(term: Relative, features: Exponents, more: int, dtype: torch.dt
         for e in term.exponents
     ]
     T = torch.where(here[..., None], torch.stack(rows, dim=-2), 0.0)
-    bound = (T.abs() * phi.abs().amax(1)[:, None, None]).sum(-1)
+    most = phi.abs().amax(1).clamp(min=1.0)  # so that query columns are bounded too, where positions are small
+    bound = (T.abs() * most[:, None, None]).sum(-1)
     if dtype == torch.float32:  # zeros fill the heads up
         T = F.pad(T, (0, more - len(features)))
     phi = F.pad(halves(phi.float(), dtype), (0, more - len(features) * COPIES[dtype]))
