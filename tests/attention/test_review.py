@@ -209,3 +209,19 @@ def test_axes_of_very_different_units(dtype: torch.dtype) -> None:
     found = output(q, k, v, [Quadratic(M, None, r)])
     want = output(q.double(), k.double(), v.double(), [Quadratic(M.double(), None, r)], kernel="reference")
     torch.testing.assert_close(found.double(), want, rtol=0.0, atol=2 * torch.finfo(dtype).eps)
+
+
+def test_one_query_of_many_keys_is_parted_too() -> None:
+    """Few scores may belong to many keys, whose widened heads would take all the memory at once."""
+    q, k = torch.empty(1, 12, 1, 64, device="meta"), torch.empty(1, 12, 80_000, 64, device="meta")
+    with patch.object(torch, "get_num_threads", lambda: 1):
+        assert len(fused._parts(q, k, 72, 4)) == 12
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_trace_computes_with_what_it_is_given(exact: bool) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    term = Quadratic(form().detach(), None, Positions.of(parapos.grid_positions(4, 6)))
+    traced = torch.jit.trace(lambda q: output(q, k, v, [term], exact=exact), q, check_trace=False)
+    torch.testing.assert_close(traced(2 * q), output(2 * q, k, v, [term], exact=exact))
