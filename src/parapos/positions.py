@@ -147,6 +147,7 @@ class Positions:
         """
         if torch.compiler.is_compiling() or is_transformed() or self.r.requires_grad:
             return make()
+        key = tuple(None if x is self else x for x in key)  # nothing that positions hold may hold them
         last, found = self._made.get(key[0], (None, None))
         if last != key:
             with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():

@@ -114,8 +114,7 @@ def split(queries: Positions, keys: Positions) -> tuple[Parts, Parts]:
     """
     if queries.r.dtype == keys.r.dtype == torch.float32:
         return (queries.r, None), (keys.r, None)
-    key = ("split", None if keys is queries else keys)  # nothing that positions hold may hold them
-    return queries.once(key, partial(_split, queries.r, keys.r))
+    return queries.once(("split", keys), partial(_split, queries.r, keys.r))
 
 
 def _split(queries: Tensor, keys: Tensor) -> tuple[Parts, Parts]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from dataclasses import dataclass
 from typing import ClassVar
 from unittest.mock import patch
@@ -162,3 +164,64 @@ def test_masks_are_checked_before_they_are_used(mask: Tensor) -> None:
     net = parapos.Attention(24, heads=3)
     with pytest.raises(ValueError, match="mask must be boolean"):
         net(torch.randn(2, 20, 24), parapos.grid_positions(4, 5), mask)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "fused"])
+def test_other_tokens_at_the_same_positions(kernel: str) -> None:
+    """Padding among the keys says nothing of the queries, even where both stand at the same positions."""
+    (q, k, v), M, mask = inputs(), form(), torch.rand(2, 24) > 0.5
+    P = Positions.of(parapos.grid_positions(4, 6))
+    same, copied = (
+        output(q, k, v, [Quadratic(M, None, P, keys)], mask, kernel=kernel) for keys in (P, Positions.of(P.r.clone()))
+    )
+    assert torch.equal(same, copied)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_positions_never_hold_themselves(exact: bool) -> None:
+    P = Positions.of(parapos.grid_positions(4, 6))
+    output(*inputs(), [Quadratic(form(), None, P, P)], exact=exact)
+    gone = weakref.ref(P)
+    gc.disable()
+    try:
+        del P
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kernel", ["reference", "fused"])
+def test_powers_in_a_list(kernel: str) -> None:
+    c, r = torch.randn(2, 3, 24, 2), parapos.grid_positions(4, 6)
+    q, k, v = inputs()
+    found, want = (
+        output(q, k, v, [Polynomial(c, r, powers)], kernel=kernel) for powers in ([[1, 0], [0, 2]], ((1, 0), (0, 2)))
+    )
+    assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_axes_of_very_different_units(dtype: torch.dtype) -> None:
+    """Small positions and the large coefficients that belong to them: neither overflows, neither vanishes."""
+    r = torch.rand(1, 24, 2, dtype=torch.float64) * torch.tensor([64.0, 1e-3])
+    M = torch.diag(torch.tensor([-(2.0**-10), -(2.0**20)])).expand(2, 3, 24, 2, 2)
+    q, k, v = (x.detach().to(dtype) for x in inputs())
+    found = output(q, k, v, [Quadratic(M, None, r)])
+    want = output(q.double(), k.double(), v.double(), [Quadratic(M.double(), None, r)], kernel="reference")
+    torch.testing.assert_close(found.double(), want, rtol=0.0, atol=2 * torch.finfo(dtype).eps)
+
+
+def test_one_query_of_many_keys_is_parted_too() -> None:
+    """Few scores may belong to many keys, whose widened heads would take all the memory at once."""
+    q, k = torch.empty(1, 12, 1, 64, device="meta"), torch.empty(1, 12, 80_000, 64, device="meta")
+    with patch.object(torch, "get_num_threads", lambda: 1):
+        assert len(fused._parts(q, k, 72, 4)) == 12
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_trace_computes_with_what_it_is_given(exact: bool) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    term = Quadratic(form().detach(), None, Positions.of(parapos.grid_positions(4, 6)))
+    traced = torch.jit.trace(lambda q: output(q, k, v, [term], exact=exact), q, check_trace=False)
+    torch.testing.assert_close(traced(2 * q), output(2 * q, k, v, [term], exact=exact))

@@ -25,7 +25,7 @@ from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, p
 from .terms import Relative, Table
 
 PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head of one sample
-FEW_SCORES = 2**20  # a sample of so few scores is not parted: a part takes as long to begin
+FEW_SCORES = 2**20  # a sample of so few, at N x N, is not parted: a part takes as long to begin
 MANY_QUERIES = 2048  # one head of so many keeps all threads busy
 
 
@@ -42,7 +42,7 @@ def _parts(q: Tensor, k: Tensor, width: int, copies: int) -> list[tuple[slice, s
     b, h, n, _ = q.shape
     one = copies * max(n, k.shape[2]) * width * 4
     least = 1 if n >= MANY_QUERIES else min(h, torch.get_num_threads())
-    count = 1 if h * n * k.shape[2] <= FEW_SCORES else max(1, min(round(h * one / PART_BYTES), h // least))
+    count = 1 if h * max(n, k.shape[2]) ** 2 <= FEW_SCORES else max(1, min(round(h * one / PART_BYTES), h // least))
     heads = -(-h // count)  # parts of equal size
     samples = max(1, min(b, PART_BYTES // (one * h)))
     starts = product(range(0, b, samples), range(0, h, heads))
@@ -181,7 +181,7 @@ def _(dout, out, lse, wanted, q, k, v, mask, scale, exponents, factors, weights,
 
 def _is_watched(q: Tensor) -> bool:
     """Whether something follows operators. If not, plain functions run: dispatch takes as long as a small call."""
-    if torch.compiler.is_compiling() or q.is_meta or type(q) is not Tensor:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or q.is_meta or type(q) is not Tensor:
         return True
     return torch._C._len_torch_dispatch_stack() > 0
 

@@ -73,8 +73,6 @@ class Relative(Term):
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 object.__setattr__(self, name, Positions.unchecked(value))
-        if self.keys is self.r:
-            object.__setattr__(self, "keys", None)
 
     @property
     @abstractmethod
@@ -189,9 +187,8 @@ class Polynomial(Relative):
     def __post_init__(self) -> None:
         super().__post_init__()
         p, k = self.r.r.shape[-1], self.c.shape[-1]
-        if not self.powers:
-            degree = next(n for n in range(1, k + 2) if math.comb(n + p, p) > k)
-            object.__setattr__(self, "powers", monomials(p, degree))
+        degree = next(n for n in range(1, k + 2) if math.comb(n + p, p) > k)
+        object.__setattr__(self, "powers", tuple(map(tuple, self.powers)) or monomials(p, degree))
         if len(self.powers) != k or any(len(e) != p or min(e) < 0 or not sum(e) for e in self.powers):
             want = f"{k} exponents of {p}, not all zero"
             raise ValueError(f"{k} coefficients in {p} variables need {want}, got {self.powers}")
