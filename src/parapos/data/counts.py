@@ -1,11 +1,11 @@
-"""Published numbers of samples, for estimates where the data need not be there."""
+"""Published numbers of samples, for estimates where the data need not be there. Of GEN1 that of clips is published."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from . import dvsgesture, modelnet40, scannet
+from . import coco, dvsgesture, gen1, modelnet40, scannet
 from .imagenet import TEST, TRAIN, V2, R
 from .readers import ucf101_lists
 
@@ -20,6 +20,8 @@ COUNTS = {
     **{(f"scannet{end}", "val"): scannet.LISTED["val"] for end in ("", "_precise", "_tta")},
     ("modelnet40", "train"): modelnet40.LISTED["train"] - 985,  # a tenth of each class, rounded
     **{(f"modelnet40{end}", "test"): modelnet40.LISTED["test"] for end in ("", "_voting")},
+    **{("coco", split): count for split, count in coco.IMAGES.items()},
+    **{("gen1", split): 60 * count for split, count in gen1.CLIPS.items()},  # a guess: labels once in a second
     ("cifar10", "train"): 45000,
     ("cifar10", "val"): 5000,
     ("cifar10", "test"): 10000,
