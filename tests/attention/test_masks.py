@@ -236,3 +236,19 @@ def test_released_alibi_ignores_padding() -> None:
     plain = parapos.attend(q, k, v, case.encoding(x, q, k, case.r)[2], None)
     assert torch.equal(unmasked, plain)
     assert not torch.allclose(masked[0], unmasked[0])
+
+
+@pytest.mark.parametrize("kind", ["padding", "of each query", "of each query, with a table"])
+def test_weights_of_queries_that_see_nothing(kind: str) -> None:
+    """Zeros where a key is hidden, rows that sum to one, or to zero if all keys are hidden; the output follows."""
+    q, k, v = torch.randn(3, 2, 3, 6, 8).unbind()
+    mask = torch.rand(2, 6) < 0.7 if kind == "padding" else torch.rand(2, 3, 6, 6) < 0.7
+    mask[1] = False
+    bias = torch.zeros(1, 1, 6, 6)
+    bias[..., 2, :] = -torch.inf
+    out, weights = parapos.attend(q, k, v, [parapos.Table(bias)] if "table" in kind else [], mask, return_weights=True)
+    seen = (mask[:, None, None] if kind == "padding" else mask).expand_as(weights)
+    seen = seen & (bias == 0) if "table" in kind else seen
+    assert ((weights > 0) == seen).all()
+    torch.testing.assert_close(weights.sum(-1), seen.any(-1).float())
+    torch.testing.assert_close(out, weights @ v)

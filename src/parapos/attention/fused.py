@@ -181,7 +181,7 @@ def _(dout, out, lse, wanted, q, k, v, mask, scale, exponents, factors, weights,
 
 def _is_watched(q: Tensor) -> bool:
     """Whether something follows operators. If not, plain functions run: dispatch takes as long as a small call."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or q.is_meta or type(q) is not Tensor:
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or q.is_meta or type(q) is not Tensor:
         return True
     return torch._C._len_torch_dispatch_stack() > 0
 
