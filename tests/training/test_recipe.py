@@ -6,6 +6,7 @@ import re
 import pytest
 
 from parapos import data
+from parapos.data import register_dataset
 from parapos.encodings import ENCODINGS
 from parapos.training import recipe
 from parapos.training.recipe import RecipeError
@@ -135,7 +136,6 @@ def test_extends(write):
         ("data.size", "18", r"data.size: expected a multiple of the model's patch size 4, got 18"),
         ("data.size", "0", r"data.size: missing, expected the side in pixels of the samples of dataset digits"),
         ("data.root", "/x", r"data.root: dataset digits has no root"),
-        ("data.name", "gen1", r"data.name: gen1 is for detection, which parapos cannot train yet"),
         ("data.options.crop", "1", r"data.options.crop: dataset digits has no such option"),
         ("augment.sample.trun", "1", r"augment.sample.trun: unknown key, .*did you mean 'turn'"),
         ("augment.sample.turn", "-1", r"augment.sample: turn must be from 0 to 180, got -1"),
@@ -177,6 +177,13 @@ def test_impossible_combinations_are_told(changes, message, write):
 def test_bad_files_are_told(text, message, write):
     with pytest.raises(RecipeError, match=re.escape(message)):
         recipe.load(write(text))
+
+
+@pytest.mark.usefixtures("registries")
+def test_a_dataset_of_an_unknown_task_is_told(write):
+    register_dataset("dreams", lambda split: [], task="oneiromancy")
+    with pytest.raises(RecipeError, match=r"data.name: dreams is for oneiromancy, which parapos cannot train yet"):
+        recipe.load(write(MINIMAL), {"data.name": "dreams"})
 
 
 def test_a_missing_recipe_is_told(tmp_path):

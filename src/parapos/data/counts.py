@@ -1,11 +1,11 @@
-"""Published numbers of samples, for estimates where the data need not be there."""
+"""Published numbers of samples, for estimates where the data need not be there. Of GEN1 that of clips is published."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from . import dvsgesture
+from . import coco, dvsgesture, gen1
 from .imagenet import TEST, TRAIN, V2, R
 from .readers import ucf101_lists
 
@@ -16,6 +16,8 @@ COUNTS = {
     ("imagenet_r", "test"): R,
     ("dvsgesture", "train"): 1020,  # 85 trials of 12 gestures
     ("dvsgesture", "test"): dvsgesture.TEST,
+    **{("coco", split): count for split, count in coco.IMAGES.items()},
+    **{("gen1", split): 60 * count for split, count in gen1.CLIPS.items()},  # a guess: labels once in a second
     ("cifar10", "train"): 45000,
     ("cifar10", "val"): 5000,
     ("cifar10", "test"): 10000,

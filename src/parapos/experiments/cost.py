@@ -13,7 +13,8 @@ from torch import nn
 from ..blocks import Attention
 from ..data import clips
 from ..data.counts import published
-from ..models import EventViT, ViViT
+from ..models import ViViT
+from ..models.event_vit import EventBackbone
 from ..text import table as as_text
 from ..training.recipe import Recipe
 from ..training.runs import FINISHED
@@ -35,7 +36,7 @@ def samples(wanted: Recipe, split: str, data: str = "") -> int:
 def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
     """Of one sample at a size, or as the recipe has it."""
     extra = int(getattr(model, "cls", None) is not None)
-    if isinstance(model, EventViT):
+    if isinstance(model, EventBackbone):
         return EVENT_TOKENS + extra
     if isinstance(model, ViViT):
         options = wanted.data.options
