@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..malloc import keep_memory
 from ..text import table
@@ -62,9 +63,9 @@ def evaluate(
     factor = _position_scale(wanted, size, scale)
     if predictions is not None and predictions.exists() and not predictions.is_dir():
         raise RecipeError(f"--predictions: expected a folder, got the file {predictions}")
-    options = {"root": root, "data": data, "batch": batch, "relabel": relabel, "predictions": predictions}
-    options["changes"] = changes
-    found = fit.evaluate(folder, split=split, size=size, position_scale=factor, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"root": root, "data": data, "batch": batch, "relabel": relabel}
+    options |= {"predictions": predictions, "changes": changes}
+    found = fit.evaluate(folder, split=split, size=size, position_scale=factor, **options)
     if fit.is_first():
         judged = size or wanted.data.size
         about = {

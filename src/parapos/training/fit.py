@@ -155,12 +155,12 @@ def evaluate(
     answered, in the format of the benchmark. changes: of the run's recipe, as `recipe.load` takes them.
     """
     wanted = load_run(folder, changes)
-    changes = {key: value for key, value in (("size", size), ("root", root)) if value is not None}
+    asked = {key: value for key, value in (("size", size), ("root", root)) if value is not None}
     model, about = checkpoint.load_weights(folder / "weights.safetensors")
     patch = getattr(model, "patch", 1)
     if size is not None and any(side < 1 or side % patch for side in ((size,) if isinstance(size, int) else size)):
         raise RecipeError(f"size: expected a multiple of the model's patch size {patch}, got {size}")
-    dataset = wanted.judged(split, data, **changes)
+    dataset = wanted.judged(split, data, **asked)
     task = wanted.make_task(dataset)
     try:
         task.adapt(about.get("learned", {}).get("targets", checkpoint.outputs_of(about)), relabel)
