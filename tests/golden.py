@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(os.environ.get("PARAPOS_GOLDEN") or Path(__file__).parents[1].parent / "shared" / "golden")
-SAMPLES = Path(os.environ.get("PARAPOS_SAMPLES") or FOLDER.parent / "samples")
+SHARED = Path(os.environ.get("PARAPOS_SHARED") or Path(__file__).resolve().parents[2] / "shared")
+FOLDER = Path(os.environ.get("PARAPOS_GOLDEN") or SHARED / "golden")
+SAMPLES = Path(os.environ.get("PARAPOS_SAMPLES") or SHARED / "samples")
 
 
 def files(pattern: str) -> pytest.MarkDecorator:

@@ -117,7 +117,7 @@ def _train(args: argparse.Namespace) -> None:
 
 def _eval(args: argparse.Namespace) -> None:
     names = ("split", "size", "scale", "root", "data", "batch", "relabel", "predictions")
-    _engine("evaluate", folder=args.folder, **{name: getattr(args, name) for name in names})
+    _engine("evaluate", folder=args.folder, changes=args.changes, **{name: getattr(args, name) for name in names})
 
 
 def _engine(name: str, **options: Any) -> None:
@@ -310,7 +310,8 @@ def parser() -> argparse.ArgumentParser:
     judge = command(
         commands,
         "eval",
-        "Evaluate the weights of a run. Needs nothing but its folder and the data.",
+        "Evaluate the weights of a run. Needs nothing but its folder and the data. Options of the task may be given as "
+        "--task.options.KEY VALUE.",
         "parapos eval runs/digits --size 64 --position-scale interpolate",
     )
     judge.add_argument("folder", type=Path, metavar="RUN", help="folder of the run")
@@ -353,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:1] == ["train"]:
             _unalias(words)
         _load_plugins(words)
-        changes = _changes(words) if words[:1] in (["train"], ["table"], ["sweep"]) else {}
+        changes = _changes(words) if words[:1] in (["train"], ["eval"], ["table"], ["sweep"]) else {}
         args = parser().parse_args(words)
         args.changes = changes
         args.run(args)

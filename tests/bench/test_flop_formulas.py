@@ -43,3 +43,17 @@ def test_a_model_with_pape_costs_little_more() -> None:
         out.sum().backward()
     assert inference.get_total_flops() <= 37.5e9
     assert inference.get_total_flops() + backward.get_total_flops() <= 113.6e9
+
+
+def test_a_depthwise_convolution_costs_twice_in_its_backward() -> None:
+    conv, x = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), torch.randn(2, 8, 5, 7, requires_grad=True)
+    with FlopCounterMode(display=False) as forward:
+        out = conv(x)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    assert forward.get_total_flops() == 2 * 2 * 8 * 5 * 7 * 9
+    assert backward.get_total_flops() == 2 * forward.get_total_flops()
+    plain = torch.nn.Conv2d(8, 4, 3, bias=False)
+    with FlopCounterMode(display=False) as both:
+        plain(x).sum().backward()
+    assert both.get_total_flops() == 3 * 2 * 2 * 8 * 4 * 3 * 5 * 9

@@ -1,7 +1,6 @@
 """Weights of the authors' release give the release's logits: recorded ones, and those of a small re-statement here."""
 
 import math
-import os
 from itertools import product
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import torch.nn.functional as F
 import parapos
 from parapos.interop import official
 from parapos.interop.official import CheckpointError
+from tests.golden import FOLDER as GOLDEN
 
 REPO = Path(__file__).resolve().parents[2]
-GOLDEN = Path(os.environ.get("PARAPOS_SHARED", REPO.parent / "shared")) / "golden"
 TOLERANCE = 1e-4
 KERNELS = ["reference", "fused"]
 ENCODINGS = ["pape", "pape_ri", "sincos", "rope", "rope_mixed", "alibi", "lookhere", "none"]

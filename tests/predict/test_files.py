@@ -1,6 +1,7 @@
 """`parapos predict`: what is read, what is written, and what is said of files that cannot be read."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from PIL import Image
 
 from parapos import cli
 from parapos.predict import PredictError, files
+from tests.predict.conftest import make_detector
 
 
 def run(*words):
@@ -174,3 +176,31 @@ def test_options_are_those_of_the_documentation(capsys):
     told = capsys.readouterr().out
     for option in ("--out", "--threshold", "--size", "--every", "--batch", "--device", "--no-pictures"):
         assert option in told
+
+
+@pytest.mark.parametrize("fit", ["stretch", "inside", "pad"])
+def test_odd_pictures_are_predicted_and_others_named(fit, tmp_path):
+    folder, out = tmp_path / "odd", tmp_path / "out"
+    folder.mkdir()
+    plain = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
+    plain.convert("CMYK").save(folder / "cmyk.jpg")
+    plain.convert("P").save(folder / "palette.png")
+    plain.convert("1").save(folder / "bits.png")
+    Image.fromarray(np.arange(48 * 64, dtype=np.uint16).reshape(48, 64) * 21).save(folder / "deep.png")
+    plain.save(folder / "moving.gif", save_all=True, append_images=[plain.transpose(Image.Transpose.ROTATE_180)])
+    plain.resize((1, 1)).save(folder / "one.png")
+    plain.resize((5000, 20)).save(folder / "wide.png")
+    (folder / "cut.png").write_bytes((folder / "wide.png").read_bytes()[:300])
+    (folder / "text.jpg").write_text("no picture")
+    (folder / "empty.png").write_bytes(b"")
+    assert run(make_detector(tmp_path / "run", fit=fit), folder, "--out", out, "--threshold", "0.1") == 0
+    found = read(out)
+    sizes = {Path(entry["file"]).name: (entry["width"], entry["height"]) for entry in found["files"]}
+    odd = dict.fromkeys(("cmyk.jpg", "palette.png", "bits.png", "deep.png", "moving.gif"), (64, 48))
+    assert sizes == {**odd, "one.png": (1, 1), "wide.png": (5000, 20)}
+    assert all((out / entry["picture"]).is_file() for entry in found["files"])
+    for entry in found["files"]:
+        assert entry["boxes"]
+        for box in entry["boxes"]:
+            assert all(0 <= x <= most for x, most in zip(box["box"], sizes[Path(entry["file"]).name] * 2, strict=True))
+    assert {Path(entry["file"]).name for entry in found["skipped"]} == {"cut.png", "text.jpg", "empty.png"}

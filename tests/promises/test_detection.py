@@ -67,15 +67,22 @@ def test_eval_and_files_for_servers(subject, data, tmp_path):
     assert len(curves) == 102
     classes = rows(tmp_path / "out/classes.csv")
     assert float(classes[0]["ap"]) == pytest.approx(float(found[f"ap_{classes[0]['name']}"]), abs=1e-5)
+    changes = {"task.options.max_det": "1", "task.options.min_score": "0"}
+    parapos("eval", folder, *words(changes), "--predictions", tmp_path / "few")
+    assert rows(folder / "evaluations.csv")[-1]["task.options.max_det"] == "1"
+    assert cli.main(["eval", str(folder), "--model.encoding", "rope"]) == 2
     dataset = fit.load_run(folder).dataset("test")
     if name == "coco":
         results = json.loads((tmp_path / "out/detections_test2017_parapos_results.json").read_text())
         assert {row["category_id"] for row in results} <= {1, 3, 90}
         assert {row["image_id"] for row in results} <= {image.id for image in dataset.instances.images}
+        few = json.loads((tmp_path / "few/detections_test2017_parapos_results.json").read_text())
+        assert sorted(row["image_id"] for row in few) == [image.id for image in dataset.instances.images]
     else:
         for clip in dataset.names:
             assert len(box_files.read(tmp_path / "out" / f"{clip}_bbox.npy"))
         assert "psee_map" in found
+        assert sum(len(box_files.read(path)) for path in (tmp_path / "few").glob("*_bbox.npy")) == len(dataset)
     history = rows(folder / "metrics.csv")
     assert {"train_box", "train_cls", "train_dfl", "val_map", "val_map50"} <= set(history[0])
     assert float(history[0]["train_box"]) > 0
@@ -95,8 +102,7 @@ def test_killed_and_gone_on_with(subject, tmp_path, capsys):
 
 @pytest.mark.full
 def test_two_processes_equal_one(subject, tmp_path):
-    """The same parts, shared out: weights, running statistics and metrics agree. Evaluated by two, every sample counts
-    once."""
+    """The same parts, shared out: weights, running statistics and the metrics of both processes agree."""
     _, train, _ = subject
     halves = ["--optim.part", "2", "--optim.batch", "4"]
     one, two = tmp_path / "one", tmp_path / "two"

@@ -167,8 +167,8 @@ class _Fixed:
 
     inputs = ("image", "mask")
 
-    def __init__(self, boxes, labels, classes):
-        self.rows = torch.cat([boxes, torch.full((len(boxes), 1), 0.8), labels[:, None].float()], 1)[None]
+    def __init__(self, boxes, labels, classes, score=0.8):
+        self.rows = torch.cat([boxes, torch.full((len(boxes), 1), score), labels[:, None].float()], 1)[None]
 
     def __call__(self, *inputs):
         return self.rows
@@ -180,6 +180,36 @@ def _no_decoder(request, monkeypatch):
         from parapos.tasks import detection
 
         monkeypatch.setattr(detection, "postprocess", lambda raw, max_det: raw[:, :max_det])
+
+
+def test_the_least_score_counts(root, monkeypatch):
+    monkeypatch.setattr("parapos.tasks.detection.postprocess", lambda raw, max_det: raw)
+    data, _ = load("val", root)
+    sample = next(data[i] for i in range(len(data)) if data[i]["count"] > 1)
+    for least, kept in ((0.75, sample["count"]), (0.7501, 0)):
+        task = create_task("detection", data, min_score=least)
+        evaluator, model = task.evaluator(), _Fixed(sample["boxes"], sample["labels"], task.classes, score=0.75)
+        evaluator.update(model, task.collate([sample]))
+        assert len(evaluator.samples[sample["id"]].detections) == kept
+
+
+def test_crowds_and_areas_are_those_of_the_file(root):
+    data, task = load("train", root, augment=PLAIN)
+    data, evaluator, model = data.as_judged(), task.evaluator(), net().eval()
+    with torch.no_grad():
+        evaluator.update(model, task.collate([data[i] for i in range(len(data))]))
+    for i, sample in evaluator.samples.items():
+        rows = data.instances.of(i)
+        assert sample.truth["crowd"].tolist() == data.instances.crowd[rows].tolist()
+        assert sample.truth["area"].tolist() == data.instances.area[rows].tolist()
+    assert sum(sample.truth["crowd"].sum() for sample in evaluator.samples.values()) == 1
+    truth = {"image_id": 7, "height": 96, "width": 96, "labels": np.array([0, 0]), "crowd": np.array([False, True])}
+    truth |= {"boxes": np.array([[10.0, 10, 20, 20], [30, 30, 40, 40]]), "area": np.array([1500.0, 1600])}
+    inside = [[32.0 + k, 32, 50, 50, 0.9, 0] for k in range(4)]  # of the crowd: neither right nor wrong
+    evaluator.samples = {0: Judged(np.array([*inside, [10, 10, 30, 30, 0.5, 0]]), truth)}
+    found = evaluator.compute()
+    assert found["map"] == found["map_medium"] == pytest.approx(1.0)  # medium by the area of the file, not of the box
+    assert math.isnan(found["map_small"])
 
 
 def test_processes_are_merged_without_counting_twice(root):

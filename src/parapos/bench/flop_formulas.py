@@ -1,7 +1,7 @@
 """FLOP formulas of the attention operators, so that PyTorch's FlopCounterMode counts it: two for each multiply-add.
 
 Importing this module registers them; parapos itself does not, because the counter loads much else. Counted are the
-products with queries, keys and values, and the terms.
+products with queries, keys and values, and the terms. The count of grouped convolutions is put right, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
+from torch.utils.flop_counter import conv_flop_count, flop_registry, register_flop_formula
 
 from ..attention import fused, triton  # noqa: F401 - the operators
 
@@ -35,6 +35,21 @@ def _backward(dout: Shape, out: Shape, lse: Shape, wanted: Any, *args: Any, **_:
     """Scores again, then the gradients of values, weights, queries and keys: five products, and each term twice."""
     scores, size, value, terms = _products(*args)
     return 2 * scores * (3 * size + 2 * value + 2 * terms)
+
+
+_dense_backward = flop_registry[torch.ops.aten.convolution_backward]
+
+
+def _convolution_backward(*args: Any, **kwargs: Any) -> int:
+    """PyTorch counts the gradient of the weights of a grouped convolution as if it had one group."""
+    out, x, weight, transposed, groups, wanted = args[0], args[1], args[2], args[7], args[9], args[10]
+    if groups == 1:
+        return int(_dense_backward(*args, **kwargs))
+    gradients = int(wanted[0]) + int(wanted[1])  # of the input and of the weights: each costs as much as the forward
+    return gradients * int(conv_flop_count(x.shape, weight.shape, out.shape, transposed=transposed))
+
+
+flop_registry[torch.ops.aten.convolution_backward] = _convolution_backward
 
 
 def _in_kernel(inputs: dict[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..malloc import keep_memory
 from ..text import table
@@ -48,16 +49,23 @@ def evaluate(
     batch: int | None,
     relabel: str = "",
     predictions: Path | None = None,
+    changes: Mapping[str, str] | None = None,
 ) -> int:
-    """Prints the metrics of a run and adds them to its evaluations.csv. scale: a number, or "interpolate"."""
+    """Prints the metrics of a run and adds them to its evaluations.csv. scale: a number, or "interpolate". changes: of
+    the options of the task, as "task.options.KEY" to the text of a value."""
     keep_memory()
-    wanted = fit.load_run(folder)
+    changes = dict(changes or {})
+    for key in changes:
+        if not key.startswith("task.options."):
+            raise RecipeError(f"--{key}: a run is evaluated as it was trained, expected --task.options.KEY alone")
+    wanted = fit.load_run(folder, changes)
     rows.read(folder / "evaluations.csv")  # tells that it is damaged before the work begins
     factor = _position_scale(wanted, size, scale)
     if predictions is not None and predictions.exists() and not predictions.is_dir():
         raise RecipeError(f"--predictions: expected a folder, got the file {predictions}")
-    options = {"root": root, "data": data, "batch": batch, "relabel": relabel, "predictions": predictions}
-    found = fit.evaluate(folder, split=split, size=size, position_scale=factor, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"root": root, "data": data, "batch": batch, "relabel": relabel}
+    options |= {"predictions": predictions, "changes": changes}
+    found = fit.evaluate(folder, split=split, size=size, position_scale=factor, **options)
     if fit.is_first():
         judged = size or wanted.data.size
         about = {
@@ -65,6 +73,7 @@ def evaluate(
             "split": split,
             "size": judged if isinstance(judged, int) else "x".join(map(str, judged)),
             "position_scale": factor,
+            **changes,
         }
         row = {**about, **found, "samples": int(found["samples"])}
         shown = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()]

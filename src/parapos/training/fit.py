@@ -145,21 +145,22 @@ def evaluate(
     batch: int | None = None,
     relabel: str = "",
     predictions: Path | None = None,
+    changes: Mapping[str, str] | None = None,
 ) -> dict[str, float]:
     """Metrics of a run's weights on a split. Needs the folder, and the data where its recipe or `root` says it is.
 
     data: another dataset, at its own root. position_scale multiplies positions; trained size / size interpolates them.
     batch: samples at a time on each device, by default that of the recipe. relabel: what to do if the data mean
     something else than what was learned, as the task's `adapt` has it. predictions: a folder for what the model
-    answered, in the format of the benchmark.
+    answered, in the format of the benchmark. changes: of the run's recipe, as `recipe.load` takes them.
     """
-    wanted = load_run(folder)
-    changes = {key: value for key, value in (("size", size), ("root", root)) if value is not None}
+    wanted = load_run(folder, changes)
+    asked = {key: value for key, value in (("size", size), ("root", root)) if value is not None}
     model, about = checkpoint.load_weights(folder / "weights.safetensors")
     patch = getattr(model, "patch", 1)
     if size is not None and any(side < 1 or side % patch for side in ((size,) if isinstance(size, int) else size)):
         raise RecipeError(f"size: expected a multiple of the model's patch size {patch}, got {size}")
-    dataset = wanted.judged(split, data, **changes)
+    dataset = wanted.judged(split, data, **asked)
     task = wanted.make_task(dataset)
     try:
         task.adapt(about.get("learned", {}).get("targets", checkpoint.outputs_of(about)), relabel)
@@ -253,11 +254,11 @@ def _tell_skipped(*datasets: Dataset) -> None:
             print(reason, file=sys.stderr)
 
 
-def load_run(folder: Path) -> Recipe:
-    """The recipe of a run."""
+def load_run(folder: Path, changes: Mapping[str, str] | None = None) -> Recipe:
+    """The recipe of a run, with changes as `recipe.load` takes them."""
     if not (folder / "recipe.toml").is_file():
         raise RecipeError(f"{folder}: not a run, it has no recipe.toml")
-    return recipe.load(folder / "recipe.toml")
+    return recipe.load(folder / "recipe.toml", changes)
 
 
 def _take_up(

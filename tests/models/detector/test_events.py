@@ -35,15 +35,15 @@ def tokens(lengths, seed=0):
 
 
 def test_the_last_token_of_a_cell_is_seen():
-    values = torch.randn(2, 4, 3, requires_grad=True)
-    x, y = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0]]), torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0]])
-    mask = torch.tensor([[True, True, True, False], [False] * 4])
+    values = torch.randn(2, 5, 3, requires_grad=True)
+    x, y = torch.tensor([[1, 1, 0, 1, 1], [0] * 5]), torch.tensor([[0, 0, 1, 0, 0], [0] * 5])
+    mask = torch.tensor([[True, True, True, True, False], [False] * 5])
     grid = newest_on_grid(values, x, y, mask, 2, 3)
     want = torch.zeros(2, 3, 2, 3)
-    want[0, :, 0, 1], want[0, :, 1, 0] = values[0, 1].detach(), values[0, 2].detach()
+    want[0, :, 0, 1], want[0, :, 1, 0] = values[0, 3].detach(), values[0, 2].detach()
     assert torch.equal(grid, want)
     grid.sum().backward()
-    assert values.grad.sum(2).ne(0).tolist() == [[False, True, True, False], [False] * 4]
+    assert values.grad.sum(2).ne(0).tolist() == [[False, False, True, True, False], [False] * 5]
     with pytest.raises(ValueError, match="grid of 1 rows and 3 columns, got x up to 1, y up to 1"):
         newest_on_grid(values, x, y, mask, 1, 3)
 

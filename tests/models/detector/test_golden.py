@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -24,21 +23,29 @@ HEADS = 12  # of all recorded networks, which the weights do not tell
 
 
 def encoding_of(path: Path) -> str | None:
-    found = re.fullmatch(r"\w+?-(\w+?)(-\w)?", path.stem)
-    return found[1] if found and found[1] in ENCODINGS else None
+    """By the name of the file, such as coco-rope_mixed-odd; None if it names no encoding."""
+    name = path.stem.partition("-")[2].replace("-", "_")
+    return max((e for e in ENCODINGS if f"{name}_".startswith(f"{e}_")), key=len, default=None)
 
 
-def networks(kind: str) -> pytest.MarkDecorator:
-    paths = sorted(path for path in FOLDER.glob(f"{kind}-*.npz") if encoding_of(path))
+def keys(path: Path) -> list[str]:
+    with np.load(path) as data:
+        return list(data.files)
+
+
+def recorded(kind: str, *needed: str) -> pytest.MarkDecorator:
+    """All files of a kind that have these entries, whatever the rest of their names is."""
+    paths = [path for path in sorted(FOLDER.glob(f"{kind}*.npz")) if set(needed) <= set(keys(path))]
     return pytest.mark.parametrize("path", paths or [None], ids=lambda path: path.stem if path else "none")
 
 
 def read(path: Path | None) -> dict[str, torch.Tensor]:
+    """The arrays of a file, and those that files of its kind have in common."""
     if path is None:
         pytest.skip(f"no recorded outputs in {FOLDER}")
-    common = path.with_name(f"{path.stem.split('-')[0]}-common.npz")
+    kind = path.stem.partition("-")[0]
     arrays = {}
-    for file in (common, path):
+    for file in (*(path.with_name(f"{kind}-{name}.npz") for name in ("common", "input")), path):
         if file.exists():
             with np.load(file) as data:
                 arrays |= {key: torch.from_numpy(data[key]) for key in data.files}
@@ -63,7 +70,7 @@ def compare(raw: RawDetections, data: dict[str, torch.Tensor]) -> None:
     torch.testing.assert_close(found[..., :4], want[..., :4], rtol=0, atol=2e-3)
 
 
-@networks("coco")
+@recorded("coco", "o2o_0", "detections")
 @pytest.mark.parametrize("kernel", ["reference", "fused"])
 def test_golden_coco(path, kernel):
     data = read(path)
@@ -75,7 +82,7 @@ def test_golden_coco(path, kernel):
     torch.testing.assert_close(found, postprocess(raw, found.shape[1]))
 
 
-@networks("gen1")
+@recorded("gen1", "o2o_0", "detections")
 @pytest.mark.parametrize("kernel", ["reference", "fused"])
 def test_golden_gen1(path, kernel):
     data = read(path)
@@ -90,10 +97,7 @@ def test_golden_gen1(path, kernel):
         compare(net.from_map(grid), data)
 
 
-LOSSES = sorted(FOLDER.glob("detloss-*.npz"))
-
-
-@pytest.mark.parametrize("path", LOSSES or [None], ids=lambda path: path.stem if path else "none")
+@recorded("detloss", "total")
 def test_golden_detloss(path):
     data = read(path)
     height, width = data["size"].tolist()
