@@ -255,7 +255,7 @@ def test_loss_at_needs_seeds(tiny):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_document_has_the_numbers_of_the_raw_files(name):
-    pages = [*sorted(RESULTS.glob("*.md")), RESULTS.parent / "points.md"]
+    pages = [*sorted(RESULTS.glob("*.md")), RESULTS.parent / "points.md", RESULTS.parent / "detection.md"]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     found = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", text, re.S)
     assert found
