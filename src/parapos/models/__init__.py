@@ -10,6 +10,7 @@ from ..text import nearest
 from .detector import DetectorViT, EventDetector
 from .event_vit import EventViT
 from .ptv3 import PointTransformerV3
+from .unitr import UniTR
 from .vit import ViT
 from .vivit import ViViT
 
@@ -24,6 +25,12 @@ _VIT: dict[str, dict[str, Any]] = {
 }
 _BASE = _VIT["vit_base_patch16"]
 _NANO = _VIT["vit_official_nano_patch16"]
+# For images of 64 x 176 pixels.
+_UNITR_NANO: dict[str, Any] = dict(
+    point_range=(-21.6, -21.6, -5.0, 21.6, 21.6, 3.0), pillar=0.6, dim=32, heads=4, mlp_dim=64, window=12, shift=6,
+    set_size=24, lift_heights=5, bev_dims=(32, 32, 64, 64), bev_out=32, query_dim=32, query_heads=4, query_mlp_dim=64,
+    queries=20, query_radius=3,
+)  # fmt: skip
 
 MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     **{name: (ViT, size) for name, size in _VIT.items()},
@@ -38,6 +45,8 @@ MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "ptv3_scannet": (PointTransformerV3, {}),
     "ptv3_modelnet40": (PointTransformerV3, dict(task="classification", num_classes=40, grid_size=0.01)),
     "ptv3_nano": (PointTransformerV3, dict(enc_dims=(32, 64, 96), enc_depths=(1, 1, 2), patch=256, drop_path=0.0)),
+    "unitr": (UniTR, {}),
+    "unitr_nano": (UniTR, _UNITR_NANO),
 }
 
 __all__ = [
@@ -46,6 +55,7 @@ __all__ = [
     "EventDetector",
     "EventViT",
     "PointTransformerV3",
+    "UniTR",
     "ViT",
     "ViViT",
     "create_model",

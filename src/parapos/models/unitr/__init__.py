@@ -17,5 +17,25 @@ points. In evaluation a sample's boxes do not depend on the samples beside it.
 """
 
 from .batch import BOX_FEATURES, CAMERAS, CLASSES, POINT_FEATURES, DrivingBatch, DrivingInputs
+from .decode import Boxes3D, decode
+from .head import HeadOutputs
+from .loss import LOSS_PARTS, HeadLoss, head_loss
+from .network import UniTR
+from .original import from_original
 
-__all__ = ["BOX_FEATURES", "CAMERAS", "CLASSES", "POINT_FEATURES", "DrivingBatch", "DrivingInputs"]
+__all__ = [
+    "BOX_FEATURES",
+    "CAMERAS",
+    "CLASSES",
+    "LOSS_PARTS",
+    "POINT_FEATURES",
+    "Boxes3D",
+    "DrivingBatch",
+    "DrivingInputs",
+    "HeadLoss",
+    "HeadOutputs",
+    "UniTR",
+    "decode",
+    "from_original",
+    "head_loss",
+]

@@ -1,7 +1,8 @@
 """What a driving data set hands to UniTR, to its loss and to whoever judges it.
 
 B samples, N points of all of them, V cameras, H x W pixels, G most boxes of a sample.
-Frames: LiDAR has x right, y forward, z up, in metres, at the time of the keyframe. A pixel is (column, row), counted from 0 at the image's upper left corner.
+Frames: LiDAR has x right, y forward, z up, in metres, at the time of the keyframe. A pixel is (column, row), counted
+from 0 at the image's upper left corner.
 
 A pillar's centre c of the augmented LiDAR frame is seen by a camera at
 
@@ -40,7 +41,8 @@ class DrivingInputs(TypedDict):
     image_mask: Tensor
     """(B, V) boolean: True where there is an image. A missing camera has False and any finite pixels."""
     lidar2image: Tensor
-    """(B, V, 4, 4) float32: LiDAR frame before augmentation -> pixels of the raw image, times depth."""
+    """(B, V, 4, 4) float32: LiDAR frame before augmentation -> pixels of the raw image, times depth. A missing camera
+    has its calibration too, which still groups pillars, or zeros if that is unknown: nothing is seen there."""
     image_aug: Tensor
     """(B, V, 4, 4) float32: pixels of the raw image -> pixels of `images`. A 2 x 2 matrix in the corner, a translation
     in column 3 of the first two rows, the identity elsewhere."""
