@@ -44,9 +44,8 @@ def sample(seed, boxes=6, ground=800):
 
     local = (torch.rand(boxes, 40, 3, generator=g) - 0.5) * sides[:, None]
     c, s = yaw.cos(), yaw.sin()
-    turned = torch.stack(
-        [local[..., 0] * c - local[..., 1] * s, local[..., 0] * s + local[..., 1] * c, local[..., 2]], -1
-    )
+    x, y, z = local.unbind(-1)
+    turned = torch.stack([x * c - y * s, x * s + y * c, z], -1)
     flat = torch.rand(ground, 2, generator=g) * 46 - 23  # some are off the grid
     xyz = torch.cat([(turned + centre[:, None]).flatten(0, 1), torch.cat([flat, torch.full((ground, 1), -1.8)], 1)])
     rest = torch.stack([torch.rand(len(xyz), generator=g) * 255, torch.rand(len(xyz), generator=g) * 0.45], 1)
@@ -59,9 +58,8 @@ def sample(seed, boxes=6, ground=800):
             if h[2] > 1:
                 col, row = int(h[0] / h[2]), int(h[1] / h[2])
                 half = max(2, int(0.79 * SIZE[1] * 0.7 / float(h[2])))
-                images[
-                    view, label % 3, max(row - half, 0) : max(row + half, 0), max(col - half, 0) : max(col + half, 0)
-                ] = 2.0
+                rows, cols = (slice(max(at - half, 0), max(at + half, 0)) for at in (row, col))
+                images[view, label % 3, rows, cols] = 2.0
     return {
         "points": torch.cat([xyz, rest], 1), "images": images, "image_mask": torch.ones(6, dtype=torch.bool),
         "lidar2image": matrices, "image_aug": torch.eye(4).repeat(6, 1, 1), "lidar_aug": torch.eye(4),

@@ -35,7 +35,9 @@ class UniTR(nn.Module):
     that describes how well patches were lifted stays with another encoding. pos_scale multiplies positions.
     continuous_positions: pillars in the image plane have positions within a patch.
     init: of the backbone, "kaiming", which is PyTorch's, or "xavier" as in the original.
-    camera_map: adds a map of images by learned depths (UniTR+LSS). recompute: saves memory in training, takes longer.
+    camera_map: adds a map of images by learned depths (UniTR+LSS). Without it, as in the original, patches after the
+    last layer are not used, and so that layer's branch for them and the norm behind it have no effect.
+    recompute: saves memory in training, takes longer.
     Other keywords are those of `Attention`, and of its encoding.
     """
 
