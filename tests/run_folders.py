@@ -13,10 +13,13 @@ def make_run(folder, encoding="pape", *, source="digits_smoke", seed=0, classes=
     model = wanted.model.build({"num_classes": classes})
     if hasattr(model, "classifier"):
         torch.nn.init.normal_(model.classifier.weight)
-    else:  # a detector, which is to be sure of some boxes
+    elif hasattr(model, "head"):  # a detector, which is to be sure of some boxes
         for parameter in model.head.parameters():
             if parameter.shape[:1] == (classes,):
                 torch.nn.init.normal_(parameter, std=0.5)
+    else:  # of points
+        head = model.seg_head if hasattr(model, "seg_head") else model.cls_head[-1]
+        torch.nn.init.normal_(head.weight)
     checkpoint.write(folder / "recipe.toml", wanted.dumps().encode())
     about = dict(model=wanted.model.name, encoding=encoding, options=wanted.model.chosen, classes=classes)
     about["learned"] = learned or {}

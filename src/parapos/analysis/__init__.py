@@ -19,11 +19,11 @@ from ..encodings import ENCODINGS
 from ..encodings.looks import label
 from ..encodings.parabolic import PaPE, PaPERI
 from ..experiments.store import ReportError
-from ..models import ViViT
+from ..models import PointTransformerV3, ViViT
 from ..models.event_vit import EventBackbone
 from ..models.vit import PatchBackbone
 from ..training import checkpoint, fit
-from . import plot
+from . import clouds, plot
 from .maps import COLUMNS, Maps, Strip, make_event_strip, make_maps, make_video_strip, save
 from .scores import TAU, score_heads
 from .scores import Heads as Heads  # for callers of this package
@@ -65,11 +65,11 @@ def run(
 ) -> list[Path]:
     """All of `parapos analyze` for a run: heads.png, heads.json, maps.png and maps.npz in a folder.
 
-    samples: to score heads on, by default 1000 images or 100 of what has more tokens. query: row and column of an
-    image, tubelet, row and column of a video, a token or x, y and milliseconds of events. at: instead, a place of an
-    image in pixels, x and y from the top left; of its file if an image is given, else of the sample. image, size and at
-    are for models of images, columns for those of events. Without layer and head, those of the most positional head
-    (largest bounded score), within what is given.
+    samples: to score heads on, by default 1000 images, 8 point clouds or 100 of what else has more tokens. query: row
+    and column of an image, tubelet, row and column of a video, a token or x, y and milliseconds of events, a point or
+    x, y and z of a cloud. at: instead, a place of an image in pixels, x and y from the top left; of its file if an
+    image is given, else of the sample. image, size and at are for models of images, columns for those of events.
+    Without layer and head, those of the most positional head (largest bounded score), within what is given.
     """
     model, about = load(folder)
     for option, value, kind, what in (
@@ -89,6 +89,10 @@ def run(
     if image is None and not 0 <= index < len(dataset):
         raise ReportError(f"index must be from 0 to {len(dataset) - 1}, got {index}")
     what = image.name if image else f"sample {index} of {wanted.data.name} {split}"
+    if isinstance(model, PointTransformerV3):
+        options = dict(layer=layer, head=head, query=query, samples=samples or clouds.SAMPLES, tau=tau, scaled=scaled)
+        about = {"run": folder.name, "split": split, "tau": tau, "scaled": scaled, **about}
+        return _run_points(model, dataset, out, index, what, about, collate=task.collate, tell=tell, **options)
     make: Callable[..., Maps | Strip]
     if isinstance(model, ViViT):
         sample = dataset[index]
@@ -125,6 +129,42 @@ def run(
         place = f"query (orange): row {maps.query[0] + 1}, column {maps.query[1] + 1}"
         plot.maps(paths[2], [maps], title=f"{title}, {place}")
     save(paths[3], maps)
+    return paths
+
+
+def _run_points(
+    model: PointTransformerV3,
+    dataset: Any,
+    out: Path,
+    index: int,
+    what: str,
+    about: dict[str, Any],
+    *,
+    layer: int | None,
+    head: int | None,
+    query: Sequence[float] | None,
+    **scoring: Any,
+) -> list[Path]:
+    """What `run` does, for clouds."""
+    sample = dataset[index]
+    if "coord" not in sample or "views" in sample:
+        raise ReportError("expected a data set with one pass per cloud, got one that asks in pieces or votes")
+    clouds.make_cloud_maps(model, sample, layer=layer or 1, head=head or 1, query=query)  # tells a mistake early
+    checkpoint.check_writable(out)
+    heads = clouds.score_clouds(model, dataset, **scoring)
+    z, bounded = (clouds.table(heads, name) for name in ("z", "bounded"))
+    paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]
+    name = label(about["encoding"])
+    blocks, scored = list(heads), next(iter(heads.values())).samples
+    plot.heads(paths[0], z, bounded, title=f"{name}, {scored} clouds")
+    told = {key: about[key] for key in ("run", "split", "tau", "scaled")}
+    checkpoint.write(paths[1], f"{clouds.as_json(heads, **told)}\n".encode())
+    layer, head = choose(bounded.nan_to_num(-torch.inf), layer, head)
+    maps = clouds.make_cloud_maps(model, sample, layer=layer, head=head, query=query)
+    place = ", ".join(f"{x:.2f}" for x in sample["coord"][maps.point].tolist())
+    place = f"query (orange): point {maps.point + 1}, {place}"
+    clouds.draw(paths[2], maps, title=f"{name}, layer {layer} ({blocks[layer - 1]}), head {head}, {what}, {place}")
+    clouds.save(paths[3], maps)
     return paths
 
 

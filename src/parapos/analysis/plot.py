@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..experiments.plots import load_pyplot, save
 from .maps import Maps, Strip
+
+if TYPE_CHECKING:
+    from .clouds import CloudMaps
 
 MARK = "#D55E00"  # of the query
 RING: dict[str, Any] = dict(markersize=6, markerfacecolor="none", markeredgecolor=MARK, markeredgewidth=1.7)
@@ -32,9 +35,9 @@ def draw(path: Path, strip: Strip, *, title: str) -> None:
     columns, rows, cols = strip.distance.shape
     side = min(max(WIDTH / columns, SIDES[0]), SIDES[1])
     wide, tall = side * min(1, cols / rows), side * min(1, rows / cols)
-    bands = _bands(strip)
+    shown = bands(strip)
     width = LEFT + columns * (wide + GAP) + RIGHT
-    height = TOP + (len(bands) + 1) * (tall + GAP) + BOTTOM
+    height = TOP + (len(shown) + 1) * (tall + GAP) + BOTTOM
     figure = pyplot.figure(figsize=(width, height))
 
     def place(line: int, left: float, across: float) -> Any:
@@ -59,7 +62,7 @@ def draw(path: Path, strip: Strip, *, title: str) -> None:
             axis.add_patch(pyplot.Rectangle(corner, broad, high, fill=False, edgecolor=MARK, linewidth=2))
         if column == 0:
             _name(axis, strip.kind)
-    for line, (name, values, colours, scale) in enumerate(bands, 1):
+    for line, (name, values, colours, scale) in enumerate(shown, 1):
         for column in range(columns):
             axis = cell(line, column)
             empty = dict(facecolor="#f4f4f4", hatch="////", edgecolor="#cfcfcf", linewidth=0, zorder=0)
@@ -69,7 +72,7 @@ def draw(path: Path, strip: Strip, *, title: str) -> None:
                 axis.plot(col, row, "o", zorder=2, **RING)
             if column == 0:
                 _name(axis, name)
-            if line == len(bands):
+            if line == len(shown):
                 axis.set_xlabel(_percent(float(strip.shares[column])), fontsize=9)
         numbers = None if isinstance(scale, SymLogNorm) else "%.3g"
         bar = figure.colorbar(drawn, cax=place(line, LEFT + columns * (wide + GAP), BAR), format=numbers)
@@ -85,7 +88,7 @@ def draw(path: Path, strip: Strip, *, title: str) -> None:
     save(figure, path)
 
 
-def _bands(maps: Maps | Strip) -> list[tuple[str, Tensor, str, Any]]:
+def bands(maps: Maps | Strip | CloudMaps) -> list[tuple[str, Tensor, str, Any]]:
     """Name, values, colours and colour scale of each kind of map."""
     total, direction = maps.distance + maps.direction + maps.semantics, maps.direction
     return [
@@ -122,13 +125,14 @@ def _percent(share: float) -> str:
 
 
 def heads(path: Path, score: Tensor, bounded: Tensor, *, title: str) -> None:
-    """z (L, H) and the bounded score, one cell per layer and head: orange is positional, blue semantic."""
+    """z (L, H) and the bounded score, one cell per layer and head: orange is positional, blue semantic. NaN where a
+    layer has fewer heads."""
     pyplot = load_pyplot()
     depth, count = score.shape
     wide, tall = max(3.4, 0.55 * count + 1.6), max(2.4, 0.42 * depth + 1.4)
     figure, axes = pyplot.subplots(1, 2, figsize=(2 * wide, tall), layout="constrained")
     shown = score.sign() * score.abs().clamp(max=1e300).log1p() / math.log(10)
-    reach = max(float(shown.abs().max()), 1e-3)
+    reach = max(float(shown.nan_to_num().abs().max()), 1e-3)
     for axis, cells, values, limit, name in (
         (axes[0], shown, score, reach, "z = mean of (P - Y) / $\\gamma$, colour on a log scale"),
         (axes[1], bounded, bounded, 1.0, "mean of (P - Y) / (P + Y)"),
@@ -136,6 +140,8 @@ def heads(path: Path, score: Tensor, bounded: Tensor, *, title: str) -> None:
         axis.imshow(cells.numpy(), cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto")
         for layer in range(depth):
             for head in range(count):
+                if cells[layer, head].isnan():
+                    continue
                 dark = abs(float(cells[layer, head])) > 0.6 * limit
                 message = _short(float(values[layer, head]))
                 axis.text(
@@ -167,7 +173,7 @@ def maps(path: Path, rows: Sequence[Maps], *, title: str) -> None:
         corner = (col * wide - 0.5, row * high - 0.5)
         line[0].add_patch(pyplot.Rectangle(corner, wide, high, fill=False, edgecolor=MARK, linewidth=2))
         line[0].set_ylabel(found.name, fontsize=10)
-        for axis, (name, values, colours, scale) in zip(line[1:], _bands(found), strict=True):
+        for axis, (name, values, colours, scale) in zip(line[1:], bands(found), strict=True):
             drawn = axis.imshow(values.numpy(), cmap=colours, norm=scale)
             axis.plot(col, row, "o", **RING)
             bar = figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03)

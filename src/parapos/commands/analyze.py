@@ -1,4 +1,4 @@
-"""The command `analyze`: heads of PaPE, and what a query sees of an image, a video or an event stream."""
+"""The command `analyze`: heads of PaPE, and what a query sees of an image, a video, an event stream or a cloud."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _analyze(args: argparse.Namespace) -> None:
 
 def _query(value: str) -> tuple[float, ...]:
     """One to three numbers; what they mean, and how many there must be, depends on the model."""
-    if not re.fullmatch(r"\d+(\.\d+)?(,\d+(\.\d+)?){0,2}", value):
+    if not re.fullmatch(r"-?\d+(\.\d+)?(,-?\d+(\.\d+)?){0,2}", value):
         raise argparse.ArgumentTypeError(f"expected up to three numbers with commas between them, got {value!r}")
     return tuple(float(number) for number in value.split(","))
 
@@ -59,8 +59,8 @@ def add(commands: Any) -> None:
     analyze = command(
         commands,
         "analyze",
-        "Which heads of PaPE are positional, which semantic; and what a query sees of an image, or of a video or event "
-        "stream through time. Counts are from 1.",
+        "Which heads of PaPE are positional, which semantic; and what a query sees of an image, of a point cloud, or "
+        "of a video or event stream through time. Counts are from 1.",
         "parapos analyze runs/digits-pape --index 7 --query 3,5 --layer 2 --head 1",
     )
     analyze.add_argument("run_folder", type=Path, metavar="RUN", help="folder of a run with pape or pape_ri")
@@ -68,7 +68,7 @@ def add(commands: Any) -> None:
         "--samples",
         "--images",
         type=integer(1, 10**7),
-        help="to score heads on, at most; without it 1000 images, 100 videos or event streams",
+        help="to score heads on, at most; without it 1000 images, 100 videos or event streams, 8 point clouds",
     )
     analyze.add_argument("--split", choices=SPLITS, default="test", help="part of the data")
     analyze.add_argument("--root", help="folder of the data, without it that of training")
@@ -81,7 +81,8 @@ def add(commands: Any) -> None:
         type=_query,
         metavar="PLACE",
         help="patch that looks, without it the middle one; images: row,col; videos: tubelet,row,col; events: number of "
-        "a token, or x,y,milliseconds for the nearest one, with x and y in patches",
+        "a token, or x,y,milliseconds for the nearest one, with x and y in patches; clouds: number of a point, or "
+        "x,y,z for the nearest one (--query=-1,2,0 if the first is negative)",
     )
     analyze.add_argument(
         "--at", type=_place, metavar="X,Y", help="instead: place in an image that looks, in pixels of --image or sample"

@@ -1,4 +1,4 @@
-"""The command `predict`: a run applied to images, videos and recordings."""
+"""The command `predict`: a run applied to images, videos, recordings and point clouds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _predict(args: argparse.Namespace) -> None:
     keep_memory()
     folder: Path = args.run_folder
     out = args.out or folder / "predictions"
-    options = {name: getattr(args, name) for name in ("size", "threshold", "every", "batch", "device")}
+    options = {name: getattr(args, name) for name in ("size", "threshold", "every", "batch", "cells", "device")}
     try:
         wanted = fit.load_run(folder)
         predictor = predict.load(folder, **options)
@@ -70,7 +70,8 @@ def add(commands: Any) -> None:
     predict = command(
         commands,
         "predict",
-        "Apply a run to images, videos or event recordings: one JSON file, and pictures with boxes, names and scores.",
+        "Apply a run to images, videos, event recordings or point clouds: one JSON file, and pictures with boxes, "
+        "names and scores, or pages with the cloud to turn.",
         "parapos predict runs/coco photos/ 'more/*.jpg' --threshold 0.4 --out found",
     )
     predict.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
@@ -88,6 +89,9 @@ def add(commands: Any) -> None:
         "their classes",
     )
     predict.add_argument("--batch", type=integer(1, 65536), default=8, help="frames at a time")
+    predict.add_argument(
+        "--cells", type=integer(1, 10**9), help="of a scene of points at a time, without it 100000; more are cut up"
+    )
     predict.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one"
     )

@@ -184,6 +184,8 @@ def modelnet40(
         augment=(augment or Augment()) if split == "train" else None,
         votes=votes,
         seed=seed,
+        points=points,
+        sampling=sampling,
     )
 
 

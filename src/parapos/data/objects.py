@@ -37,7 +37,8 @@ class Objects:
     """Objects by their labels, each read by `load(index)`: coordinates and normals (n, 6), which are not written to.
 
     augment: how samples are varied, which makes them training samples. votes: how many views of an object a model is
-    asked about, the first of which is the object itself; their probabilities are added.
+    asked about, the first of which is the object itself; their probabilities are added. points and sampling: how many
+    points an object has and how they were chosen, which a run keeps for files of its user.
     """
 
     packed = PACKED
@@ -54,6 +55,8 @@ class Objects:
         augment: PointAugment | None,
         votes: int = 1,
         seed: int = 0,
+        points: int | None = None,
+        sampling: str = "random",
     ) -> None:
         if not grid_size > 0 or votes < 1:
             raise ValueError(f"expected a positive grid_size and votes, got {grid_size} and {votes}")
@@ -61,7 +64,8 @@ class Objects:
         self.class_names, self.classes = tuple(class_names), len(class_names)
         self.grid_size, self.features = grid_size, check_features(tuple(features))
         self.augment, self.votes, self.seed = augment, votes, seed
-        self.preprocessing = {"grid_size": grid_size, "features": list(self.features)}
+        self.preprocessing = {"cloud": "object", "grid_size": grid_size, "features": list(self.features)}
+        self.preprocessing |= {} if points is None else {"points": points, "sampling": sampling}
 
     def __len__(self) -> int:
         return len(self.labels)

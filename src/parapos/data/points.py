@@ -57,13 +57,13 @@ def normalize(coord: Array) -> Array:
     return coord / radius if radius > 0 else coord
 
 
-def cells(coord: Array, size: float) -> Array:
-    """The cell of each point, int64 (n, 3) from 0."""
+def cells(coord: Array, size: float, most: int = MOST_CELLS) -> Array:
+    """The cell of each point, int64 (n, 3) from 0. There must be less than `most` along each axis."""
     with np.errstate(invalid="ignore"):
         index = np.floor(coord.astype(np.float64) / size)
         extent = index.max(0) - index.min(0)
-    if not (extent < MOST_CELLS).all():
-        told = f"{extent.max():.3g} cells of {size} along an axis, expected less than {MOST_CELLS}"
+    if not (extent < most).all():
+        told = f"{extent.max():.3g} cells of {size} along an axis, expected less than {most}"
         raise FormatError(f"a cloud of {told}; take larger cells, cut the cloud, or check its unit")
     return (index - index.min(0)).astype(np.int64)
 

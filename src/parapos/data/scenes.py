@@ -72,7 +72,7 @@ class Scenes:
         self.classes, self.submission = len(self.class_names), submission
         self.grid_size, self.point_max, self.features = grid_size, point_max, check_features(tuple(features))
         self.augment, self.evaluation, self.seed = augment, evaluation, seed
-        self.preprocessing = {"grid_size": grid_size, "features": list(self.features)}
+        self.preprocessing = {"cloud": "scene", "grid_size": grid_size, "features": list(self.features)}
 
     def __len__(self) -> int:
         return len(self.names)

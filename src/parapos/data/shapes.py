@@ -126,6 +126,7 @@ def shapes(
         augment=(augment or Augment()) if split == "train" else None,
         votes=votes,
         seed=seed,
+        points=points,
     )
 
 

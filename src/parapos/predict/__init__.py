@@ -32,6 +32,7 @@ __all__ = ["Frame", "PredictError", "Prediction", "Predictor", "load"]
 
 BATCH = 8
 DEVICES = ("auto", "cpu", "cuda")
+SINGLE = ("picture", "cloud")  # albums of files that have one frame
 
 
 class PredictError(ValueError):
@@ -56,20 +57,25 @@ class Frame:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answers to a frame, the best first, in plain types as the JSON file has them."""
+    """The answers to a frame, the best first, in plain types as the JSON file has them.
+
+    extra: what the view gives beyond them, such as arrays with an entry per point. model: the one that answered.
+    """
 
     answers: list[dict[str, Any]]
     frame: Frame
     view: View
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    model: nn.Module | None = field(default=None, repr=False)
 
     def draw(self) -> Image:
         """The picture with the answers."""
         from .drawing import to_image
 
-        return self.view.draw(to_image(self.frame.picture), self.answers)
+        return self.view.draw(to_image(self.extra.get("picture", self.frame.picture)), self.answers)
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.frame.about, self.view.key: self.answers}
+        return {**self.frame.about, **self.extra.get("metrics", {}), self.view.key: self.answers}
 
 
 class Predictor:
@@ -80,13 +86,14 @@ class Predictor:
         self.device, self.batch = device, batch
 
     def __call__(self, thing: Any) -> Prediction | list[Prediction]:
-        """The prediction for an image or a file; a list for a video or a recording, which have many, and for a list."""
+        """The prediction for an image, a cloud or a file of one; a list for a video or a recording, which have many,
+        and for a list."""
         if isinstance(thing, list | tuple):
             frames = [frame for one in thing for frame in self.source.read(one).frames]
             return list(self.predict(frames))
         medium = self.source.read(thing)
         found = list(self.predict(medium.frames))
-        return found[0] if medium.album == "picture" else found
+        return found[0] if medium.album in SINGLE else found
 
     def predict(self, frames: Iterable[Frame]) -> Iterator[Prediction]:
         """Predictions in the order of frames, of which at most `batch` are held at a time. An error while frames are
@@ -111,8 +118,8 @@ class Predictor:
             return
         batch = self.source.collate([frame.sample for frame in frames])
         batch = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
-        for frame, answers in zip(frames, self.view.answers(self.model, batch, frames), strict=True):
-            yield Prediction(answers, frame, self.view)
+        for frame, (answers, extra) in zip(frames, self.view.read(self.model, batch, frames), strict=True):
+            yield Prediction(answers, frame, self.view, extra, self.model)
 
 
 def load(
@@ -122,15 +129,18 @@ def load(
     threshold: float | None = None,
     every: float | None = None,
     batch: int = BATCH,
+    cells: int | None = None,
     device: str = "auto",
 ) -> Predictor:
     """The predictor of a run's folder, which has all that is needed.
 
     size: side in pixels or (height, width), by default that of training. threshold: least score of an answer, by
     default that of the task's view. every: milliseconds between two answers on a video or a recording. batch: frames
-    at a time. device: "auto" is a GPU if there is one.
+    at a time. cells: of a point cloud at a time, 100,000 by default; larger ones are cut into pieces. device: "auto" is
+    a GPU if there is one.
     """
     from ..training import checkpoint, fit
+    from . import cloud_page, points  # noqa: F401 (they register themselves)
     from .sources import find_source
     from .views import find_view
 
@@ -150,5 +160,11 @@ def load(
     view = find_view(wanted.task_name)(targets, threshold)
     known = {**wanted.data.options, "size": wanted.data.size, **learned.get("preprocessing", {})}
     source = find_source(model)(model, known, size=size, every=every)
+    if cells is not None:
+        if not isinstance(source, points.PointFiles) or source.kind != "scene":
+            raise PredictError("cells has no effect: only scenes of points are cut into pieces")
+        if cells < 1:
+            raise PredictError(f"cells must be at least 1, got {cells}")
+        source.cells = cells
     target = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
     return Predictor(model, source, view, device=target, batch=batch)

@@ -24,6 +24,11 @@ class Album(ABC):
     def __init__(self, stem: Path, title: str) -> None:
         self.path, self.title = stem.with_name(f"{stem.name}{self.suffix}"), title
 
+    @property
+    def paths(self) -> list[Path]:
+        """All files that were written, `path` first."""
+        return [self.path]
+
     @abstractmethod
     def add(self, prediction: Prediction) -> None: ...
 

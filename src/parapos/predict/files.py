@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import FormatError
-from . import Frame, PredictError, Prediction, Predictor
+from . import SINGLE, Frame, PredictError, Prediction, Predictor
 from .albums import ALBUMS, Album
 
 FORMAT = 1  # of the JSON file
@@ -115,8 +115,9 @@ def _add(report: Report, path: Path, kind: str, found: Iterable[Prediction], ste
     size: dict[str, int] = {}
     try:
         for prediction in found:
-            height, width = prediction.frame.picture.shape[1:]
-            size = {"width": width, "height": height}
+            if kind != "cloud":
+                height, width = prediction.frame.picture.shape[1:]
+                size = {"width": width, "height": height}
             rows.append(prediction.as_json())
             if album is not None:
                 album.add(prediction)
@@ -131,8 +132,8 @@ def _add(report: Report, path: Path, kind: str, found: Iterable[Prediction], ste
     entry: dict[str, Any] = {"file": str(path), **size}
     if album is not None and rows:
         entry["picture"] = os.path.join(album.path.parent.name, album.path.name)
-        report.written.append(album.path)
-    report.entries.append({**entry, **rows[0]} if kind == "picture" else {**entry, "frames": rows})
+        report.written += album.paths
+    report.entries.append({**entry, **rows[0]} if kind in SINGLE else {**entry, "frames": rows})
 
 
 def _dumps(content: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ Answers are plain types: what the JSON file has, and what Python gets.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -43,6 +43,12 @@ class View(ABC):
     @abstractmethod
     def answers(self, model: nn.Module, batch: Batch, frames: Sequence[Frame]) -> list[list[dict[str, Any]]]:
         """The answers to each frame of a batch, the best first."""
+
+    def read(
+        self, model: nn.Module, batch: Batch, frames: Sequence[Frame]
+    ) -> Iterable[tuple[list[dict[str, Any]], Mapping[str, Any]]]:
+        """The answers to each frame, and what goes beyond them, `Prediction.extra`. Some views override it."""
+        return ((answers, {}) for answers in self.answers(model, batch, frames))
 
     @abstractmethod
     def draw(self, picture: Image, answers: Sequence[Mapping[str, Any]]) -> Image:

@@ -8,6 +8,8 @@ read at the sites. Where several points share a cell, neighbours see the first o
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -31,12 +33,22 @@ class Pairs(NamedTuple):
     starts: Tensor  # (sites,) where those of each begin
 
 
-class KernelMap(NamedTuple):
-    """Who is whose neighbour, for the k^3 - 1 offsets of a kernel without its centre. Sites lie in row-major order."""
+@dataclass(eq=False)
+class KernelMap:
+    """The sites of a batch, in row-major order, and who is whose neighbour in a kernel of size k without its centre."""
 
     sites: Groups  # points by site
-    chunks: list[Pairs]
     size: int  # k
+    key: Tensor  # (M,) a number for the place of each site, rising
+    sides: list[int]  # of the grid of places, with room for a kernel around it
+    cells: Tensor  # (M, 4) cloud and cell of each site
+    cache: dict[str, Any] = field(default_factory=dict)  # what a library makes of it
+
+    @cached_property
+    @torch.no_grad()
+    def chunks(self) -> list[Pairs]:
+        """All pairs of neighbours; searched for when they are asked for."""
+        return _pairs(_neighbours(self.key, self.sides, self.size), len(self.key))
 
 
 @torch.no_grad()
@@ -51,8 +63,9 @@ def kernel_map(cells: Tensor, clouds: Tensor, size: int) -> KernelMap:
     key = ((clouds * sides[0] + cells[:, 0] + reach) * sides[1] + cells[:, 1] + reach) * sides[2] + cells[:, 2] + reach
     key, members = torch.sort(key, stable=True)
     sites = Groups.of_sorted(key, members)
-    key = key[sites.offsets]
-    return KernelMap(sites, _pairs(_neighbours(key, sides, size), len(key)), size)
+    first = sites.first
+    places = torch.cat([clouds[first, None], cells[first]], dim=1)
+    return KernelMap(sites, size, key[sites.offsets], sides, places)
 
 
 def _neighbours(key: Tensor, sides: list[int], size: int) -> Tensor:
@@ -158,8 +171,12 @@ class SparseConv3d(nn.Module):
             x, middle = x.to(dtype), len(weight) // 2
             out = F.linear(x, weight[middle].t(), None if self.bias is None else self.bias.to(dtype))
             others = torch.cat([weight[:middle], weight[middle + 1 :]])
-            sums: Tensor = _Convolution.apply(pick(x, neighbours.sites.first), others, neighbours.chunks)
+            sums = self.around(pick(x, neighbours.sites.first), others, neighbours)
             return out + spread(sums, neighbours.sites)
+
+    def around(self, x: Tensor, weight: Tensor, neighbours: KernelMap) -> Tensor:
+        """Sums over the neighbours of sites: x (M, C) with weight (k^3 - 1, C, C') -> (M, C')."""
+        return _Convolution.apply(x, weight, neighbours.chunks)
 
     def extra_repr(self) -> str:
         out, size, _, _, channels = self.weight.shape

@@ -18,6 +18,7 @@ from .convolution import SparseConv3d
 from .geometry import Stage
 from .norm import BatchNorm
 from .rows import copy_rows, group_max, pick, spread
+from .spconv import BACKENDS
 
 EPS, MOMENTUM = 1e-3, 0.01  # of all norms over points
 
@@ -25,9 +26,9 @@ EPS, MOMENTUM = 1e-3, 0.01  # of all norms over points
 class Stem(nn.Module):
     """Convolution of 5 x 5 x 5 cells, norm, GELU."""
 
-    def __init__(self, channels: int, dim: int) -> None:
+    def __init__(self, channels: int, dim: int, conv_backend: str) -> None:
         super().__init__()
-        self.conv = SparseConv3d(channels, dim, 5, bias=False)
+        self.conv: SparseConv3d = BACKENDS[conv_backend](channels, dim, 5, bias=False)
         self.norm = BatchNorm(dim, EPS, MOMENTUM)
 
     def forward(self, x: Tensor, stage: Stage) -> Tensor:
@@ -49,13 +50,15 @@ class Block(nn.Module):
         patch: int,
         row: int,
         has_cpe: bool,
+        conv_backend: str,
         mlp_ratio: float,
         drop_path: float,
         **attention: Any,
     ) -> None:
         super().__init__()
         self.patch, self.row = patch, row
-        self.cpe = nn.ModuleList([SparseConv3d(dim, dim, 3), nn.Linear(dim, dim), nn.LayerNorm(dim)][: 3 * has_cpe])
+        conv = BACKENDS[conv_backend]
+        self.cpe = nn.ModuleList([conv(dim, dim, 3), nn.Linear(dim, dim), nn.LayerNorm(dim)] if has_cpe else [])
         self.norm1, self.norm2 = nn.Sequential(nn.LayerNorm(dim)), nn.Sequential(nn.LayerNorm(dim))
         self.attn = Attention(dim, heads, pos_dim=3, **attention)
         self.mlp = nn.Sequential(MLP(dim, int(dim * mlp_ratio)))

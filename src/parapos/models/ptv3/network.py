@@ -19,6 +19,7 @@ from .geometry import MOST_DEPTH, Frame, Stage, cells_of, serialize
 from .layers import DecoderStage, EncoderStage, Stem
 from .norm import BatchNorm
 from .rows import group_sum
+from .spconv import BACKENDS
 
 CHOICES = {
     "task": ("segmentation", "classification"),
@@ -26,6 +27,7 @@ CHOICES = {
     "unpool_conv_input": ("sum", "skip"),
     "pos_source": ("grid", "coord"),
     "pos_unit": ("stage_cell", "base_cell", "metre"),
+    "conv_backend": tuple(BACKENDS),
 }
 
 
@@ -44,13 +46,14 @@ class Backbone(nn.Module):
         dec_patch: int,
         skip_only: bool,
         every_stage: bool,
+        conv_backend: str,
         **options: Any,
     ) -> None:
         """enc, dec: width and number of blocks of each stage, the finest first."""
         super().__init__()
         self.every_stage = every_stage
-        common = {"depth": sum(blocks for _, blocks in (*enc, *dec)), **options}
-        self.embedding = nn.ModuleDict({"stem": Stem(channels, enc[0][0])})
+        common = {"depth": sum(blocks for _, blocks in (*enc, *dec)), "conv_backend": conv_backend, **options}
+        self.embedding = nn.ModuleDict({"stem": Stem(channels, enc[0][0], conv_backend)})
         rates = torch.linspace(0, drop_path, sum(blocks for _, blocks in enc), device="cpu").tolist()
         self.enc, self.dec, done = nn.ModuleDict(), nn.ModuleDict(), 0
         for s, (dim, blocks) in enumerate(enc):
@@ -92,7 +95,8 @@ class PointTransformerV3(nn.Module):
     encoder's second stage, two blocks at most. head_dim: all stages have heads of this size. patch, dec_patch: points
     of a patch in encoder and decoder.
     cpe: "none", or "xcpe" for the original's convolution in each block. unpool_conv_input: what the first of a decoder
-    stage sees, the "sum" or the "skip" branch alone, as the original does.
+    stage sees, the "sum" or the "skip" branch alone, as the original does. conv_backend: "torch", or "spconv" where it is
+    installed, which changes no result but its rounding.
     curves: those that blocks take in turns. shuffle: in training, their order is drawn for each stage of each pass.
     eval_seed: in evaluation the order is one that this seed draws, always the same; None takes them as they stand.
     depth: bits of a coordinate, fixed so that no cloud depends on the extent of another; None takes as few as a batch
@@ -121,6 +125,7 @@ class PointTransformerV3(nn.Module):
         drop_path: float = 0.3,
         cpe: str = "none",
         unpool_conv_input: str | None = None,
+        conv_backend: str = "torch",
         curves: Sequence[str] = CURVES,
         shuffle: bool = True,
         eval_seed: int | None = 0,
@@ -136,7 +141,8 @@ class PointTransformerV3(nn.Module):
     ) -> None:
         super().__init__()
         chosen = {"task": task, "cpe": cpe, "unpool_conv_input": unpool_conv_input or "sum"}
-        for name, value in {**chosen, "pos_source": pos_source, "pos_unit": pos_unit}.items():
+        chosen |= {"pos_source": pos_source, "pos_unit": pos_unit, "conv_backend": conv_backend}
+        for name, value in chosen.items():
             if value not in CHOICES[name]:
                 raise ValueError(f"{name} must be one of {', '.join(CHOICES[name])}, got {value!r}")
         if unpool_conv_input is not None and (task != "segmentation" or cpe == "none"):
@@ -170,7 +176,8 @@ class PointTransformerV3(nn.Module):
         self.backbone = Backbone(
             in_channels, enc, dec, head_dim=head_dim, drop_path=drop_path, patch=patch,
             dec_patch=patch if dec_patch is None else dec_patch, skip_only=unpool_conv_input == "skip",
-            every_stage=add_every_stage, has_cpe=cpe == "xcpe", mlp_ratio=mlp_ratio, encoding=encoding, **attention,
+            every_stage=add_every_stage, conv_backend=conv_backend, has_cpe=cpe == "xcpe", mlp_ratio=mlp_ratio,
+            encoding=encoding, **attention,
         )  # fmt: skip
         if task == "segmentation":
             self.seg_head = nn.Linear((dec or enc)[0][0], num_classes)
