@@ -19,6 +19,13 @@ def test_cases_compare_what_is_equal():
             call()
 
 
+def test_attention_is_measured_in_all_patches(monkeypatch):
+    seen = []
+    monkeypatch.setattr(points.Attention, "forward", lambda self, x, r, mask: seen.append(x.shape[:2].numel()) or x)
+    points.attention(3000, "ptv3_nano", "pape", False)["pape"]()
+    assert sum(seen) >= 3000
+
+
 @pytest.mark.full
 def test_quick_run(tmp_path, capsys):
     main(["bench", "points", "--quick", "--seconds", "1", "--out", str(tmp_path / "points")])
@@ -34,7 +41,18 @@ def test_quick_run(tmp_path, capsys):
     assert all(row["ratio"] > 0 and row["rounds"] == 3 for row in found.values())
     assert results["relative_time"][0] == 1
     assert all(peak > 0 for peaks in results["peak_bytes"].values() for peak in peaks)
-    assert results["exponents"].keys() == {"time", "memory"}
+    assert results["time_exponent"] == pytest.approx(points.growth([500, 1000], results["relative_time"]))
+    assert "time grows as points^" in told
+    assert "memory grows as points^" in told
+
+
+def test_parts(tmp_path, capsys):
+    main(["bench", "points", "--quick", "--seconds", "0.1", "--parts", "time", "--out", str(tmp_path / "points")])
+    results = json.loads((tmp_path / "points.json").read_text())
+    assert {"ratios", "peak_bytes"}.isdisjoint(results)
+    assert "1.00x" in capsys.readouterr().out
+    assert main(["bench", "points", "--parts", "speed", "--out", str(tmp_path / "no")]) == 2
+    assert "expected some of ratios, time, memory, got 'speed'" in capsys.readouterr().err
 
 
 def test_rooms_are_surfaces():

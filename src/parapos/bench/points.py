@@ -25,11 +25,14 @@ from ..models.ptv3 import PointTransformerV3
 from ..models.ptv3.convolution import SparseConv3d, kernel_map
 from . import measure
 
-SECONDS = 300.0
+SECONDS = 150.0
 ROUNDS = (3, 50)
 LIMITS = {"z": 1.5, "z-trans": 1.5, "hilbert": 4.0, "hilbert-trans": 4.0, "forward": 1.25, "with backward": 1.35}
 GROWTH = 1.1  # most that an exponent of points may be
 NETWORK, QUICK = "ptv3_scannet", "ptv3_nano"
+PARTS = ("ratios", "time", "memory")
+EXPONENTS = {"time": "time_exponent", "memory": "memory_exponent"}
+STEPS = 100_000  # most points of a training step
 
 Calls = dict[str, Callable[[], object]]
 
@@ -108,18 +111,19 @@ def _spconv(x: Tensor, cells: Tensor, sides: Sequence[int], conv: SparseConv3d) 
 
 
 def attention(points: int, network: str, encoding: str, backward: bool) -> Calls:
-    """Attention in the patches of the finest stage, with an encoding and without; geometry is made before."""
+    """Attention in all patches of the finest stage, with an encoding and without; geometry is made before."""
     net = create_model(network, encoding=encoding)
     assert isinstance(net, PointTransformerV3)
     _, coord, cells, offset = batch(points)
-    table = net.stages(coord, cells, offset)[0].windows(0, net.patch).tables[0]
-    x = torch.randn(*table.shape, 32)
+    tables = net.eval().stages(coord, cells, offset)[0].windows(0, net.patch).tables
+    parts = [(torch.randn(*table.shape, 32), table.positions, table.mask) for table in tables]
 
     def call(module: Attention) -> None:
-        with torch.set_grad_enabled(backward):
-            out = module(x, table.positions, table.mask)
-        if backward:
-            out.sum().backward()
+        for x, positions, mask in parts:
+            with torch.set_grad_enabled(backward):
+                out = module(x, positions, mask)
+            if backward:
+                out.sum().backward()
 
     return {name: partial(call, Attention(32, 2, name, 3)) for name in ("none", encoding)}
 
@@ -145,12 +149,36 @@ def growth(sizes: Sequence[int], values: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
-def run(*, encoding: str = "pape", seconds: float = SECONDS, quick: bool = False) -> dict[str, Any]:
-    """All of it. quick: few points and three rounds."""
-    bounds = (3, 3) if quick else ROUNDS
+def run(
+    *, encoding: str = "pape", seconds: float = SECONDS, parts: Sequence[str] = PARTS, quick: bool = False
+) -> dict[str, Any]:
+    """Some of PARTS. seconds: for timings, of each part. quick: few points and three rounds."""
     network = QUICK if quick else NETWORK
-    many, some = (20_000, 1_000) if quick else (1_000_000, 50_000)
     sizes = [500, 1_000] if quick else [10_000, 40_000, 100_000, 400_000]
+    found: dict[str, Any] = {"network": network, "encoding": encoding, "sizes": sizes}
+    if "ratios" in parts:
+        found["ratios"] = _ratios(network, encoding, seconds, quick)
+    if "time" in parts:
+        calls = {str(points): forward(points, network, encoding) for points in sizes}
+        calls[str(sizes[0])]()  # warm
+        bounds = (1 if quick else 2, ROUNDS[1])
+        times = measure.in_turn(calls, partial(measure.timed, device="cpu"), seconds, bounds)
+        taken = [min(times[str(points)]) for points in sizes]
+        found["relative_time"], found["rounds"] = [value / taken[0] for value in taken], len(times[str(sizes[0])])
+        found["time_exponent"] = growth(sizes, taken)
+    if "memory" in parts:
+        passes = [measure.apart(_peak, forward, points, network, encoding) for points in sizes]
+        few = [points for points in sizes if points <= STEPS]
+        steps = [measure.apart(_peak, step, points, network, encoding) for points in few]
+        found["peak_bytes"] = {"forward": passes, "training step": [*steps, *[None] * (len(sizes) - len(few))]}
+        if None not in passes:
+            found["memory_exponent"] = growth(sizes, [float(peak or 0) for peak in passes])
+    return {**measure.machine("cpu", quick=quick), **found}
+
+
+def _ratios(network: str, encoding: str, seconds: float, quick: bool) -> list[dict[str, Any]]:
+    bounds = (3, 3) if quick else ROUNDS
+    many, some = (20_000, 1_000) if quick else (1_000_000, 50_000)
     cases: list[tuple[str, str, str, Callable[[], Calls]]] = [  # what, its base, its size, how
         ("serialization", "lexsort", f"{many} points", partial(serialization, many)),
         ("convolution 5, 6 to 32", "dense", f"{some} points", partial(convolution, some, 6, 5)),
@@ -159,7 +187,7 @@ def run(*, encoding: str = "pape", seconds: float = SECONDS, quick: bool = False
         ("attention with backward", "none", f"{some} points", partial(attention, some, network, encoding, True)),
     ]
     rows = []
-    for (what, base, size, make), share in measure.shares(cases, seconds * 0.6):
+    for (what, base, size, make), share in measure.shares(cases, seconds):
         calls = make()
         for call in calls.values():
             call()
@@ -169,50 +197,27 @@ def run(*, encoding: str = "pape", seconds: float = SECONDS, quick: bool = False
             limit = LIMITS.get(case, LIMITS.get(what.removeprefix("attention ")))
             rows.append({"what": what, "size": size, "case": case, "base": base, "limit": limit})
             rows[-1] |= measure.spread(times[case], times[base])
-    calls = {str(points): forward(points, network, encoding) for points in sizes}
-    times = measure.in_turn(calls, partial(measure.timed, device="cpu"), seconds * 0.3, (1 if quick else 2, bounds[1]))
-    taken = [min(times[str(points)]) for points in sizes]
-    peaks = {
-        "forward": [measure.apart(_peak, forward, points, network, encoding) for points in sizes],
-        "training step": [
-            measure.apart(_peak, step, points, network, encoding) if points <= 100_000 else None for points in sizes
-        ],
-    }
-    exponents = {"time": growth(sizes, taken)}
-    if None not in peaks["forward"]:
-        exponents["memory"] = growth(sizes, [float(peak or 0) for peak in peaks["forward"]])
-    return {
-        **measure.machine("cpu", quick=quick),
-        "network": network,
-        "encoding": encoding,
-        "ratios": sorted(rows, key=lambda row: (row["what"], row["case"])),
-        "sizes": sizes,
-        "relative_time": [value / taken[0] for value in taken],
-        "peak_bytes": peaks,
-        "exponents": exponents,
-    }
+    return sorted(rows, key=lambda row: (row["what"], row["case"]))
 
 
 def markdown(results: dict[str, Any]) -> str:
     """The results as text."""
-    header = ["what", "size", "case", "against", "ratio (quartiles; rounds)", "at most"]
-    rows = [
-        [x["what"], x["size"], x["case"], x["base"], measure.show_ratio(x), f"{x['limit']}x" if x["limit"] else "-"]
-        for x in results["ratios"]
-    ]
-    named = f"{results['network']} with {results['encoding']}"
-    grown = zip(results["sizes"], results["relative_time"], *results["peak_bytes"].values(), strict=True)
-    network = [
-        [str(points), f"{taken:.2f}x", *("-" if peak is None else f"{peak / 2**30:.2f}" for peak in peaks)]
-        for points, taken, *peaks in grown
-    ]
-    exponents = ", ".join(f"{name} grows as points^{value:.2f}" for name, value in results["exponents"].items())
-    return "\n\n".join(
-        [
-            *measure.warning(results),
-            f"Point clouds on {measure.where(results)}. Generated rooms; cases take turns.",
-            text.table(header, rows, left=4),
-            f"A forward pass of {named}: {exponents} (at most {GROWTH}).",
-            text.table(["points", "time", *(f"{name}, peak GiB" for name in results["peak_bytes"])], network),
+    told = [*measure.warning(results), f"Point clouds on {measure.where(results)}. Generated rooms; cases take turns."]
+    if "ratios" in results:
+        header = ["what", "size", "case", "against", "ratio (quartiles; rounds)", "at most"]
+        rows = [
+            [x["what"], x["size"], x["case"], x["base"], measure.show_ratio(x), f"{x['limit']}x" if x["limit"] else "-"]
+            for x in results["ratios"]
         ]
-    )
+        told.append(text.table(header, rows, left=4))
+    columns: dict[str, list[str]] = {"points": [str(points) for points in results["sizes"]]}
+    grown = [f"{name} grows as points^{results[key]:.2f}" for name, key in EXPONENTS.items() if key in results]
+    if "relative_time" in results:
+        columns[f"time (best of {results['rounds']})"] = [f"{taken:.2f}x" for taken in results["relative_time"]]
+    for name, peaks in results.get("peak_bytes", {}).items():
+        columns[f"{name}, peak GiB"] = ["-" if peak is None else f"{peak / 2**30:.2f}" for peak in peaks]
+    if len(columns) > 1:
+        named = f"{results['network']} with {results['encoding']}"
+        told.append(f"A forward pass of {named}: {', '.join(grown)} (at most {GROWTH}).")
+        told.append(text.table(list(columns), [list(row) for row in zip(*columns.values(), strict=True)]))
+    return "\n\n".join(told)

@@ -95,8 +95,8 @@ class PointTransformerV3(nn.Module):
     encoder's second stage, two blocks at most. head_dim: all stages have heads of this size. patch, dec_patch: points
     of a patch in encoder and decoder.
     cpe: "none", or "xcpe" for the original's convolution in each block. unpool_conv_input: what the first of a decoder
-    stage sees, the "sum" or the "skip" branch alone, as the original does. conv_backend: "torch", or "spconv" where it is
-    installed, which changes no result but its rounding.
+    stage sees, the "sum" or the "skip" branch alone, as the original does. conv_backend: "torch", or "spconv" where it
+    is installed, which changes no result but its rounding.
     curves: those that blocks take in turns. shuffle: in training, their order is drawn for each stage of each pass.
     eval_seed: in evaluation the order is one that this seed draws, always the same; None takes them as they stand.
     depth: bits of a coordinate, fixed so that no cloud depends on the extent of another; None takes as few as a batch

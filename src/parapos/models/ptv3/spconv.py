@@ -44,8 +44,10 @@ class SpConv3d(SparseConv3d):
         sites = library.SparseConvTensor(x, neighbours.cells.int(), neighbours.sides, clouds)
         sites.indice_dict = neighbours.cache  # layers of a stage search for neighbours once
         layer.train(self.training)
-        found: Tensor = torch.func.functional_call(layer, {"weight": whole}, (sites,)).features
-        return found
+        found = torch.func.functional_call(layer, {"weight": whole}, (sites,))
+        neighbours.cache.update(found.indice_dict)
+        features: Tensor = found.features
+        return features
 
 
 BACKENDS: dict[str, type[SparseConv3d]] = {"torch": SparseConv3d, "spconv": SpConv3d}
