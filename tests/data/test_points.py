@@ -6,11 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 
-from parapos.data import FormatError, points
+from parapos.data import FormatError, create_dataset, points
 from parapos.data.augment.points import PointAugment, elastic, nodes, stretched, vary
 from parapos.data.meshes import ball, box
 from parapos.data.objects import ObjectAugment
+from parapos.data.sampling import Key
 
 GOLDEN = Path(os.environ.get("PARAPOS_GOLDEN", Path(__file__).resolve().parents[3] / "shared" / "golden"))
 FILES = sorted(GOLDEN.glob("ptv3-transforms*.npz"))
@@ -227,3 +232,43 @@ def test_features():
     for wrong in ((), ("colour",), ("color", "color")):
         with pytest.raises(ValueError, match="features must be some of"):
             points.check_features(wrong)
+
+
+@settings(max_examples=30, deadline=None)
+@drawn(count=st.integers(1, 200), size=st.sampled_from([0.1, 0.5, 3.0]), seed=st.integers(0, 5))
+def test_samples_and_fragments_of_any_cloud(count, size, seed):
+    coord = np.random.default_rng(seed).normal(size=(count, 3))
+    cell = points.cells(coord, size)
+    assert (cell.min(0) == 0).all()
+    index, chosen, inverse = points.grid_sample(coord, size, np.random.default_rng(seed))
+    assert len(np.unique(chosen, axis=0)) == len(chosen) == len(np.unique(cell, axis=0))
+    assert np.array_equal(chosen, cell[index])
+    assert np.array_equal(chosen[inverse], cell)
+    passes = list(points.fragments(coord, size))
+    assert len(passes) == np.unique(cell, axis=0, return_counts=True)[1].max()
+    assert set(np.concatenate([members for members, _ in passes]).tolist()) == set(range(count))
+    for members, where in passes:
+        assert np.array_equal(where, cell[members])
+        assert len(members) == len(chosen)
+
+
+def test_all_members_of_a_cell_are_taken_alike():
+    coord = np.zeros((4, 3)) + np.arange(4)[:, None] * 0.001
+    found = [int(points.grid_sample(coord, 1.0, np.random.default_rng(i))[0][0]) for i in range(400)]
+    assert np.bincount(found, minlength=4).min() > 70
+
+
+@pytest.mark.parametrize("make", ["rooms", "shapes"])
+def test_what_is_read_is_not_written_to(make):
+    dataset = create_dataset(make, "train", train=2)
+    held = dataset.load(1)
+    before = {k: np.array(v) for k, v in vars(held).items() if v is not None} if make == "rooms" else np.array(held)
+    first = dataset[Key(1, 0)]
+    for epoch in range(3):
+        dataset[Key(1, epoch)]
+    again = dataset[Key(1, 0)]
+    assert all(torch.equal(torch.as_tensor(first[key]), torch.as_tensor(again[key])) for key in first)
+    if make == "rooms":
+        assert all(np.array_equal(value, getattr(dataset.load(1), key)) for key, value in before.items())
+    else:
+        assert np.array_equal(before, dataset.load(1))

@@ -6,9 +6,10 @@ import torch
 
 from parapos.curves import CURVES
 from parapos.models.ptv3.geometry import Frame, arrange, cells_of, patch_slots, serialize
+from parapos.models.ptv3.layers import Pooling, Unpooling
 from parapos.models.ptv3.rows import Groups, copy_rows, group_max, group_sum, pick, spread
 
-from .clouds import GOLDEN, clouds
+from .clouds import GOLDEN, clouds, tiny
 
 FRAME = Frame(source="grid", unit="stage_cell", grid_size=0.02)
 LENGTHS = [[10, 3], [4, 5], [9], [4], [1], [3, 2, 1], [17, 33, 16, 4], [8, 7, 5, 4, 3]]
@@ -184,3 +185,40 @@ def test_too_many_bits():
         stage_of(5, depth=17)
     with pytest.raises(ValueError, match="larger cells"):
         stage_of(50, depth=3)
+
+
+def test_clouds_stay_together_along_every_curve():
+    _, coord, cells, offset = clouds(40, 7, 25)
+    stage = tiny().eval().stages(coord, cells, offset)[0]
+    for row in range(4):
+        assert torch.equal(stage.clouds[stage.order(row)], stage.clouds)
+
+
+def test_pooling_is_the_largest_of_what_the_layer_gives_and_the_mean_of_places():
+    _, coord, cells, offset = clouds(60, 30)
+    fine, coarse = tiny(enc_dims=(16, 32), enc_depths=(1, 1)).eval().stages(coord, cells, offset)
+    layer, x = Pooling(8, 16).eval(), torch.randn(90, 8)
+    found = layer(x, coarse)
+    y = layer.proj(x)
+    for point in range(len(coarse.cells)):
+        mine = coarse.groups.group == point
+        want = torch.nn.functional.gelu(layer.norm(y[mine].amax(0, keepdim=True)))
+        torch.testing.assert_close(found[point : point + 1], want)
+        torch.testing.assert_close(coarse.coord[point], coord[mine].mean(0))
+        assert (cells[mine] >> 1 == coarse.cells[point]).all()
+    up = Unpooling(16, 8, 16).eval()
+    both, skip = up(found, x, coarse)
+    torch.testing.assert_close(both - skip, up.proj(found)[coarse.groups.group])
+    assert len(both) == len(fine.cells)
+
+
+@pytest.mark.parametrize("encoding", ["pape", "pape_ri", "rope", "alibi"])
+@torch.no_grad()
+def test_centred_patches_change_nothing(encoding):
+    batch = clouds(90, 40)
+    net = tiny(encoding=encoding).eval()
+    assert net.centred
+    want = net(*batch)
+    net.centred = False
+    torch.testing.assert_close(net(*batch), want, rtol=1e-3, atol=1e-4)
+    assert not tiny(encoding="sincos").centred  # which sees heights, not differences
