@@ -90,7 +90,8 @@ def run(
         raise ReportError(f"index must be from 0 to {len(dataset) - 1}, got {index}")
     what = image.name if image else f"sample {index} of {wanted.data.name} {split}"
     if isinstance(model, PointTransformerV3):
-        options = dict(layer=layer, head=head, query=query, samples=samples or clouds.SAMPLES, tau=tau, scaled=scaled)
+        options: dict[str, Any] = dict(layer=layer, head=head, query=query, samples=samples or clouds.SAMPLES)
+        options |= {"tau": tau, "scaled": scaled}
         about = {"run": folder.name, "split": split, "tau": tau, "scaled": scaled, **about}
         return _run_points(model, dataset, out, index, what, about, collate=task.collate, tell=tell, **options)
     make: Callable[..., Maps | Strip]

@@ -7,8 +7,8 @@ cloud's lowest corner in z, and from the piece's in x and y, so a cloud may be l
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,8 @@ SHARE = 0.6  # of a piece's cells that are its own, at most
 FARTHEST = 2**21  # cells along an axis, so that a number for each cell fits 64 bits
 
 
-class Voxels(NamedTuple):
+@dataclass(frozen=True)
+class Voxels:
     """One point of each occupied cell. cloud: those points, with their cells. index (m,): which points they are.
     inverse (n,): the occupied cell of each point."""
 
@@ -29,7 +30,8 @@ class Voxels(NamedTuple):
     inverse: Array
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True)
+class Piece:
     """cloud: cells of a piece, its own ones first. index: which of all occupied cells they are. count: how many are its
     own."""
 

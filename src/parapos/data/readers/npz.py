@@ -68,7 +68,7 @@ def _array(path: str | Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, mo
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)  # type: ignore[arg-type]
+    version = np.lib.format.read_magic(file)
     if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)  # type: ignore[arg-type]
-    return np.lib.format.read_array_header_2_0(file)  # type: ignore[arg-type]
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)

@@ -65,7 +65,7 @@ class Strongest(NamedTuple):
 def watch_blocks(model: PointTransformerV3) -> Iterator[list[Seen]]:
     """In this context a pass leaves all its blocks in the list, in the order in which they run. Without gradients."""
     found: list[Seen] = []
-    running: dict[Any, Any] = {}
+    running: dict[Any, tuple[str, Block, Stage]] = {}
     hooks = [model.register_forward_pre_hook(lambda module, args: found.clear())]
     for name, block in model.named_modules():
         if isinstance(block, Block):
