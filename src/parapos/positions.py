@@ -184,7 +184,7 @@ class Positions:
             raise ValueError(f"index must be integers (W, K) or (B, W, K), got {index.dtype} {tuple(index.shape)}")
         if b > 1 and index.shape[0] != b:
             raise ValueError(f"index must have {b} samples as the positions have, got {tuple(index.shape)}")
-        rows = index.reshape(index.shape[0], -1).long()
+        rows = index.flatten(1).long()
         found = self.r.expand(len(rows), n, p).gather(1, rows.clamp(min=0)[..., None].expand(-1, -1, p))
         found = torch.where((rows < 0)[..., None], torch.nan, found)
         return Positions(found.reshape(-1, index.shape[-1], p), None if self.unplaced is False else self.unplaced)
