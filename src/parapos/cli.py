@@ -256,7 +256,11 @@ def parser() -> argparse.ArgumentParser:
         default=",".join(map(str, bench_model.PARABOLAS)),
         help="one row of pape for each",
     )
-    bench.add_argument("--sizes", type=several(image_size), default="224", help="pixels per side, multiples of 16")
+    bench.add_argument(
+        "--sizes",
+        type=several(image_size),
+        help="pixels per side, multiples of 16, 224 by default; rows of a camera's image for unitr, 256 by default",
+    )
     bench.add_argument("--batch", type=integer(1, 4096), default=1, help="images per step")
     bench.add_argument("--dtype", choices=bench_model.DTYPES, default="fp32", help="autocast type; the paper's is fp16")
     bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to run")

@@ -186,3 +186,17 @@ def test_a_row_that_fails_is_said_to_be_unmeasured(monkeypatch):
     assert {x["row"] for x in found["time"]} == {"none", "rope"}
     line = next(x for x in view.markdown(found).splitlines() if x.startswith("| sincos") and "measured" in x)
     assert line.count("not measured") == 3
+
+
+def test_a_network_of_several_sensors_is_measured_like_the_others():
+    none, pape = bench.Row("none"), bench.Row("pape", 50)
+    assert {"unitr", "unitr_nano"} <= set(bench.MODELS)
+    held = [bench.parameters(row, "unitr") for row in (none, pape)]
+    assert [x["parameters"] for x in held] == [11_818_847, 12_644_447]
+    assert held[1]["positional"] == 825_600
+    counts = [bench.count(row, "unitr_nano", 64, "cpu") for row in (none, pape)]
+    for mode in bench.MODES:
+        assert counts[0][mode] < counts[1][mode] < 1.5 * counts[0][mode]
+    setting = bench.Setting("unitr_nano", 64, 2, "fp32", "cpu")
+    for mode in bench.MODES:
+        bench.step(bench.build(pape, "unitr_nano"), mode, setting)()

@@ -2,12 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 import parapos
 from parapos.training.optim import Average, learning_rate, make_optimizer, make_schedule, warmup_steps
 from parapos.training.schema import Bad, Optim
+from tests import golden
 
 IMAGENET = Optim(epochs=300, batch=1024, lr=6e-4, warmup=0.05)
 
@@ -168,3 +170,16 @@ def test_rates_by_name():
         with pytest.raises(Bad, match=r"has no effect with optim\.schedule = 'cosine'"):
             Optim(epochs=1, batch=1, lr=1.0, **{key: value})
     Optim(epochs=1, batch=1, lr=1.0, schedule="onecycle", cycle_beta=False, betas=(0.8, 0.9))
+
+
+@golden.files("unitr-misc*.npz")
+def test_golden_one_cycle(path):
+    """The original counts from 0 to the number of steps, PyTorch's cycle to one less: it has one step more here."""
+    case = np.load(path)
+    lr, steps = case["lr"], len(case["lr"])
+    rise = (int(lr.argmax()) + 1) / (steps + 1)
+    cycle = {"schedule": "onecycle", "warmup": rise, "start_lr": float(lr[0]), "final_lr": float(lr.max()) * 1e-5}
+    at = make_schedule(Optim(epochs=1, batch=1, lr=float(lr.max()), **cycle), steps + 1)
+    found = [at(step) for step in range(1, steps + 1)]
+    assert np.allclose([x["lr"] for x in found], lr, rtol=1e-6, atol=1e-12)
+    assert np.allclose([x["betas"][0] for x in found], case["beta1"], atol=1e-9)

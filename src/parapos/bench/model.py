@@ -31,14 +31,13 @@ from ..encodings import fold
 from ..malloc import keep_memory
 from ..models import MODELS as REGISTRY
 from ..models import create_model
-from ..models.base import Backbone
-from ..models.detector import Detector
+from ..models.unitr import UniTR
 from ..models.vit import PatchBackbone
 from . import measure
 from .flops import gflops
 from .steps import job_of
 
-MODELS = [name for name, (cls, _) in REGISTRY.items() if issubclass(cls, PatchBackbone)]
+MODELS = [name for name, (cls, _) in REGISTRY.items() if issubclass(cls, PatchBackbone | UniTR)]
 BASE = "none"
 ENCODINGS = (BASE, "sincos", "alibi", "rope", "rope_mixed", "lookhere", "pape", "pape_ri")
 PARABOLAS = (2, 4, 8, 16, 32, 50, 64)
@@ -99,16 +98,15 @@ def make_rows(encodings: Sequence[str], parabolas: Sequence[int]) -> list[Row]:
     return list(dict.fromkeys(rows))
 
 
-def build(row: Row, model: str, **size: int) -> Backbone:
+def build(row: Row, model: str, **size: Any) -> nn.Module:
     options = size if row.parabolas is None else {"parabolas": row.parabolas, **size}
     net = create_model(model, encoding=row.encoding, **options)
-    assert isinstance(net, Backbone)
     if isinstance(head := getattr(net, "classifier", None), nn.Linear):
         nn.init.normal_(head.weight, std=0.02)  # zeros would make all other gradients zero
     return net
 
 
-def share(net: Backbone, trunk: Backbone) -> None:
+def share(net: nn.Module, trunk: nn.Module) -> None:
     """Replace all parameters of net that trunk has too by trunk's."""
     own = dict(trunk.named_parameters())
     for name, _ in list(net.named_parameters()):
@@ -117,7 +115,7 @@ def share(net: Backbone, trunk: Backbone) -> None:
             setattr(net.get_submodule(module), leaf, own[name])
 
 
-def adamw(net: Backbone, state: defaultdict[Any, Any] | None = None) -> torch.optim.AdamW:
+def adamw(net: nn.Module, state: defaultdict[Any, Any] | None = None) -> torch.optim.AdamW:
     """With `state`, moments are shared too: rows that share weights need one copy."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.0, weight_decay=0.05, fused=True)
     if state is not None:
@@ -125,10 +123,10 @@ def adamw(net: Backbone, state: defaultdict[Any, Any] | None = None) -> torch.op
     return optimizer
 
 
-def prepare(net: Backbone, optimizer: torch.optim.AdamW | None, setting: Setting) -> Callable[[], object]:
+def prepare(net: nn.Module, optimizer: torch.optim.AdamW | None, setting: Setting) -> Callable[[], object]:
     """One step as a call, on inputs made here: a training step, or inference if there is no optimizer."""
-    job = job_of(net)
-    images = torch.randn(setting.batch, 3, setting.size, setting.size, device=setting.device)
+    job = job_of(type(net))
+    inputs = job.inputs(net, setting.batch, setting.size, setting.device)
     targets = job.targets(net, setting.batch, setting.size, setting.device)
     dtype = DTYPES[setting.dtype]
     half: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -137,12 +135,12 @@ def prepare(net: Backbone, optimizer: torch.optim.AdamW | None, setting: Setting
 
     def infer() -> object:
         with torch.no_grad(), half():
-            return job.infer(net, images)
+            return job.infer(net, *inputs)
 
     def train() -> None:
         assert optimizer is not None
         with half():
-            loss = job.loss(net, images, targets)
+            loss = job.loss(net, targets, *inputs)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -151,16 +149,16 @@ def prepare(net: Backbone, optimizer: torch.optim.AdamW | None, setting: Setting
     return infer if optimizer is None else train
 
 
-def step(net: Backbone, mode: str, setting: Setting) -> Callable[[], object]:
+def step(net: nn.Module, mode: str, setting: Setting) -> Callable[[], object]:
     """One step of a mode as a call, on the setting's device; inference with PaPE's W_b folded."""
     net = (net if mode == "training" else fold(net)).to(setting.device)
     return prepare(net, adamw(net) if mode == "training" else None, setting)
 
 
-def _tiny(row: Row, model: str) -> Backbone:
+def _tiny(row: Row, model: str) -> nn.Module:
     """The same operators on next to no numbers, to warm up with."""
-    more = {"neck_dim": 16} if issubclass(REGISTRY[model][0], Detector) else {}
-    return build(row, model, dim=16 * REGISTRY[model][1]["heads"], depth=1, mlp_dim=32, **more)
+    kind, size = REGISTRY[model]
+    return build(row, model, **{"dim": 16 * size.get("heads", 8), **job_of(kind).tiny})
 
 
 def measure_memory(row: Row, mode: str, setting: Setting) -> int:
@@ -186,7 +184,8 @@ def parameters(row: Row, model: str) -> dict[str, int]:
 
 
 def count(row: Row, model: str, size: int, device: str) -> dict[str, float | None]:
-    """GFLOP of one image by mode, operator by operator; None if one of ours has no formula. All tensors are fake."""
+    """GFLOP of one sample by mode, operator by operator; None if one of ours has no formula. Tensors are fake if shapes
+    do not depend on numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import, as are the formulas
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
@@ -204,12 +203,14 @@ def count(row: Row, model: str, size: int, device: str) -> dict[str, float | Non
             return func(*args, **(kwargs or {}))
 
     found: dict[str, float | None] = {}
-    with FakeTensorMode(), torch.device(device):
-        net, images = build(row, model), torch.zeros(1, 3, size, size)
+    job = job_of(REGISTRY[model][0])
+    with FakeTensorMode() if job.can_be_fake else nullcontext(), torch.device(device):
+        net = build(row, model)
+        inputs = job.inputs(net, 1, size, device)
         for mode in MODES:
             net.train(mode == "training")
             with FlopCounterMode(display=False) as counter, Ours(), torch.set_grad_enabled(mode == "training"):
-                out = job_of(net).product(net, images, mode == "training")
+                out = job.product(net, mode == "training", *inputs)
                 if mode == "training":
                     out.backward()
             uncounted = sorted(str(name) for name in Ours.seen if name not in counter.flop_registry)
@@ -228,7 +229,7 @@ def analytic(row: Row, model: str, size: int) -> dict[str, float] | None:
 
 
 def measure_time(
-    nets: dict[Row, Backbone], state: defaultdict[Any, Any], setting: Setting, seconds: float, rounds: int
+    nets: dict[Row, nn.Module], state: defaultdict[Any, Any], setting: Setting, seconds: float, rounds: int
 ) -> dict[tuple[str, Row], list[float]]:
     """Seconds per mode, row and round. Rounds go on for `seconds`; LEAST_ROUNDS at least, `rounds` at most."""
     device = setting.device
@@ -264,14 +265,17 @@ def run(
     model: str = "vit_base_patch16",
     encodings: Sequence[str] = ENCODINGS,
     parabolas: Sequence[int] = PARABOLAS,
-    sizes: Sequence[int] = (224,),
+    sizes: Sequence[int] | None = None,
     batch: int = 1,
     dtype: str = "fp32",
     device: str = "cpu",
     seconds: float = SECONDS,
     rounds: int = ROUNDS,
 ) -> dict[str, Any]:
-    """Count and measure everything; timings take about `seconds` for all sizes together. Progress goes to stderr."""
+    """Count and measure everything; timings take about `seconds` for all sizes together. Progress goes to stderr.
+
+    sizes: pixels of an image's side; None for the usual one of the model."""
+    sizes = [job_of(REGISTRY[model][0]).size] if sizes is None else sizes
     rows, missing, held = [], {}, {}
     for row in make_rows(encodings, parabolas):
         try:
@@ -335,7 +339,7 @@ def _all_time(
     rows: Sequence[Row], settings: Sequence[Setting], memory: Sequence[dict[str, Any]], seconds: float, rounds: int
 ) -> list[dict[str, Any]]:
     """Rows whose process did not survive the memory measurement are left out."""
-    nets, state = dict[Row, Backbone](), defaultdict[Any, Any](dict)
+    nets, state = dict[Row, nn.Module](), defaultdict[Any, Any](dict)
     for row in rows:
         nets[row] = build(row, settings[0].model).to(settings[0].device)
         share(nets[row], nets[rows[0]])  # one by one, so that there is never more than one trunk too many

@@ -1,34 +1,46 @@
-"""One step of each kind of image model, for benchmarks: targets, inference and the loss of a training step.
+"""One step of each kind of model, for benchmarks: inputs, targets, inference and the loss of a training step.
 
-B images, G boxes of an image.
+B samples, G boxes of an image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.base import Backbone, Classifier
+from ..models import MODELS
+from ..models.base import Classifier
 from ..models.detector import Detector, RawDetections, detection_loss
+from ..models.unitr import HeadOutputs, UniTR, decode, head_loss
+from .driving import keyframes, objects
 
 BOXES = 8  # of an image, about as many as COCO has
 
 
 @dataclass(frozen=True)
 class Job:
-    """targets(net, B, size, device): what a loss needs. infer(net, images): the answer that a user gets. loss(net,
-    images, targets): the loss of a step. product(net, images, training): a number whose arithmetic is all that of the
-    model, without that of decoding and losses."""
+    """targets(net, B, size, device): what a loss needs. infer(net, *inputs): the answer that a user gets. loss(net,
+    targets, *inputs): the loss of a step. product(net, training, *inputs): a number whose arithmetic is all that of the
+    model, without that of decoding and losses. inputs(net, B, size, device): what the network takes, images of size x
+    size pixels by default. tiny: options of a network that has the same operators on next to no numbers.
+    can_be_fake: shapes do not depend on numbers, so that operators can be counted without any. size: the size that is
+    measured unless another is asked for."""
 
     targets: Callable[[Any, int, int, str], Any]
-    infer: Callable[[Any, Tensor], object]
-    loss: Callable[[Any, Tensor, Any], Tensor]
-    product: Callable[[Any, Tensor, bool], Tensor]
+    infer: Callable[..., object]
+    loss: Callable[..., Tensor]
+    product: Callable[..., Tensor]
+    inputs: Callable[[Any, int, int, str], tuple[Tensor, ...]] = lambda net, batch, size, device: (
+        torch.randn(batch, 3, size, size, device=device),
+    )
+    tiny: Mapping[str, Any] = field(default_factory=lambda: {"depth": 1, "mlp_dim": 32})
+    can_be_fake: bool = True
+    size: int = 224
 
 
 def make_boxes(batch: int, count: int, size: int, device: str, classes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,6 +58,11 @@ def _maps(raw: RawDetections) -> Tensor:
     return torch.stack([level.sum() for level in (*raw.o2m, *raw.o2o)]).sum()
 
 
+def _said(outputs: HeadOutputs) -> Tensor:
+    learned = (x for x in outputs if isinstance(x, Tensor) and x.is_floating_point())
+    return torch.stack([x.sum() for x in learned]).sum()
+
+
 def detector_loss(net: Detector, images: Tensor, targets: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """As the task of detection has it for one part on one device."""
     sums = detection_loss(net(images), *targets)
@@ -57,17 +74,32 @@ JOBS: dict[type[nn.Module], Job] = {
     Classifier: Job(
         targets=lambda net, batch, size, device: torch.randint(net.classifier.out_features, (batch,), device=device),
         infer=lambda net, images: net(images),
-        loss=lambda net, images, labels: F.cross_entropy(net(images), labels),
-        product=lambda net, images, training: net(images).sum(),
+        loss=lambda net, labels, images: F.cross_entropy(net(images), labels),
+        product=lambda net, training, images: net(images).sum(),
     ),
     Detector: Job(
         targets=lambda net, batch, size, device: make_boxes(batch, BOXES, size, device, net.num_classes),
         infer=lambda net, images: net.detect(images),
-        loss=detector_loss,
-        product=lambda net, images, training: _maps(net(images, deploy=not training)),
+        loss=lambda net, targets, images: detector_loss(net, images, targets),
+        product=lambda net, training, images: _maps(net(images, deploy=not training)),
+        tiny={"depth": 1, "mlp_dim": 32, "neck_dim": 16},
+    ),
+    UniTR: Job(
+        targets=lambda net, batch, size, device: objects(net, batch, device),
+        infer=lambda net, *inputs: decode(net(*inputs)),
+        loss=lambda net, targets, *inputs: head_loss(net(*inputs), targets).total,
+        product=lambda net, training, *inputs: _said(net(*inputs)),
+        inputs=keyframes,
+        tiny={**MODELS["unitr_nano"][1], "dim": 64, "heads": 8},
+        can_be_fake=False,
+        size=256,
     ),
 }
 
 
-def job_of(net: Backbone) -> Job:
-    return next(job for kind, job in JOBS.items() if isinstance(net, kind))
+def job_of(kind: type[nn.Module]) -> Job:
+    """How a class of models is run. KeyError for one that is not known."""
+    found = next((job for known, job in JOBS.items() if issubclass(kind, known)), None)
+    if found is None:
+        raise KeyError(kind.__name__)
+    return found

@@ -100,7 +100,7 @@ def test_golden_backbone(path):
         for number, shift in enumerate((0, net.sets.shift)):
             for major in "xy":
                 found = scene.partition(space, shift, major)
-                assert rows(found.index) == rows(case[f"{name}:shift{number}:sets_{major}"].long())
+                assert rows(found.tokens) == rows(case[f"{name}:shift{number}:sets_{major}"].long())
             inside = found.positions.r[0] + net.sets.window // 2
             assert torch.equal(inside.long(), case[f"{name}:shift{number}:in_window_zyx"].long()[:, [2, 1]])
 

@@ -33,13 +33,13 @@ def attention(name, **options):
 
 def moved(part, change):
     """The same sets with other positions."""
-    return Partition(part.index, part.mask, part.slot, Positions(change(part.positions.r), unplaced=False))
+    return Partition(part.tokens, part.mask, part.slot, Positions(change(part.positions.r), unplaced=False))
 
 
 def naive(net, x, part):
     """Set by set, without padding, by the parent's attention."""
     out = torch.empty_like(x)
-    for index, mask in zip(part.index, part.mask, strict=True):
+    for index, mask in zip(part.tokens, part.mask, strict=True):
         rows = index[mask]
         r = part.positions.r[:, rows]
         seen = net.encoding.add(x[None, rows], r)
@@ -108,7 +108,7 @@ def test_an_addition_reaches_queries_and_keys_alone():
         net.qkv.weight[:size] = 0
         net.qkv.bias[:size] = 0
     flat = net(x, part, added)  # nobody asks for anything, so all look at all of their set
-    for index, mask in zip(part.index, part.mask, strict=True):
+    for index, mask in zip(part.tokens, part.mask, strict=True):
         rows = index[mask]
         assert torch.allclose(flat[rows], net.proj(values[rows].mean(0)), atol=1e-5)
 

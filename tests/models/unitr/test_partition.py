@@ -33,12 +33,12 @@ def tokens(draw):
 def test_sets_are_those_of_a_loop(drawn, side, shift, size, major):
     cells, group = drawn
     found = partition(cells, group, side=side, shift=min(shift, side - 1), size=size, major=major)
-    assert found.index.tolist() == naive(cells, group, side, min(shift, side - 1), size, major)
-    for row, mask in zip(found.index.tolist(), found.mask.tolist(), strict=True):
+    assert found.tokens.tolist() == naive(cells, group, side, min(shift, side - 1), size, major)
+    for row, mask in zip(found.tokens.tolist(), found.mask.tolist(), strict=True):
         assert mask == [t == 0 or row[t] != row[t - 1] for t in range(size)]
-    belongs = found.index[found.mask]
+    belongs = found.tokens[found.mask]
     assert sorted(belongs.tolist()) == list(range(len(cells)))  # each token once
-    assert found.index.flatten()[found.slot].tolist() == list(range(len(cells)))
+    assert found.tokens.flatten()[found.slot].tolist() == list(range(len(cells)))
     assert found.mask.flatten()[found.slot].all()
 
 
@@ -47,9 +47,9 @@ def test_a_set_stays_in_its_window_and_knows_its_positions(drawn, shift):
     cells, group = drawn
     found = partition(cells, group, side=6, shift=shift, size=4, major="x", scale=2.0)
     window = torch.cat([(cells + shift) // 6, group[:, None]], 1)
-    assert (window[found.index] == window[found.index][:, :1]).all()
+    assert (window[found.tokens] == window[found.tokens][:, :1]).all()
     apart = found.in_sets.r[:, :, None] - found.in_sets.r[:, None]
-    assert torch.equal(apart, 2.0 * (cells[found.index][:, :, None] - cells[found.index][:, None]).float())
+    assert torch.equal(apart, 2.0 * (cells[found.tokens][:, :, None] - cells[found.tokens][:, None]).float())
     inside = found.positions.r[0] / 2
     assert ((inside >= -3) & (inside < 3)).all()
 
@@ -63,7 +63,7 @@ def test_sizes_of_the_paper():
     for cells, shift, sets, count in ((image, 0, 33, 6), (image, 15, 34, 8), (bev, 0, 1440, 144), (bev, 15, 1442, 169)):
         group = torch.zeros(len(cells), dtype=torch.int64)
         assert len(windows(cells, group, 30, shift, "y").counts) == count
-        assert len(partition(cells, group, side=30, shift=shift, size=90, major="y").index) == sets
+        assert len(partition(cells, group, side=30, shift=shift, size=90, major="y").tokens) == sets
     counts = windows(image, torch.zeros(len(image), dtype=torch.int64), 30, 0, "y").counts
     assert sorted(counts.tolist()) == [56, 60, 60, 840, 900, 900]
 
@@ -71,14 +71,14 @@ def test_sizes_of_the_paper():
 def test_any_number_of_tokens_in_one_cell():
     cells = torch.zeros(30_001, 2, dtype=torch.int64)
     found = partition(cells, cells[:, 0], side=30, shift=15, size=90, major="x")
-    assert len(found.index) == -(-30_001 // 90)
-    assert torch.equal(found.index[found.mask], torch.arange(30_001))  # ties keep their order
+    assert len(found.tokens) == -(-30_001 // 90)
+    assert torch.equal(found.tokens[found.mask], torch.arange(30_001))  # ties keep their order
 
 
 def test_joined_partitions_are_both():
     first, second = (grid(5, 7), grid(9, 4))
     parts = [partition(c, c[:, 0] * 0, side=4, shift=1, size=6, major="y") for c in (first, second)]
     both = join(*parts)
-    assert both.index.tolist() == parts[0].index.tolist() + (parts[1].index + 35).tolist()
-    assert both.index.flatten()[both.slot].tolist() == list(range(35 + 36))
+    assert both.tokens.tolist() == parts[0].tokens.tolist() + (parts[1].tokens + 35).tolist()
+    assert both.tokens.flatten()[both.slot].tolist() == list(range(35 + 36))
     assert torch.equal(both.positions.r, torch.cat([part.positions.r for part in parts], 1))

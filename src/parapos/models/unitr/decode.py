@@ -47,7 +47,7 @@ def decode(
     overlap that the head estimates. Of small classes, a box that overlaps a better one of its class by an IoU from
     above of more than nms_threshold is dropped.
     """
-    outputs = HeadOutputs(*(x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in outputs))
+    outputs = outputs.float()
     boxes = decode_boxes(outputs)
     label = outputs.query_labels  # only the class by which a query was chosen has a score
     chosen = label[:, None]

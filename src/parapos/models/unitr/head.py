@@ -6,7 +6,7 @@ B samples, C classes, Q queries, R x L rows and columns of the map, D width, H h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,13 @@ class HeadOutputs(NamedTuple):
     frame: BevFrame
     small_classes: tuple[int, ...]
 
+    def float(self) -> HeadOutputs:
+        """The same in float32."""
+        changes: dict[str, Any] = {
+            name: x.float() for name, x in self._asdict().items() if isinstance(x, Tensor) and x.is_floating_point()
+        }
+        return self._replace(**changes)
+
 
 class CountedBatchNorm(nn.BatchNorm1d):
     """BatchNorm of rows that each stand for several equal ones."""
@@ -63,19 +70,25 @@ class CountedBatchNorm(nn.BatchNorm1d):
         return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
 
 
+def _pointwise(layer: nn.Module, x: Tensor) -> Tensor:
+    """A convolution of size 1, of rows (..., C)."""
+    assert isinstance(layer, nn.Conv1d)
+    return F.linear(x, layer.weight[..., 0], layer.bias)
+
+
 class CellEmbedding(nn.Module):
     """Learned function of a place on the map, in cells."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        layers = [nn.Conv1d(2, dim, 1), CountedBatchNorm(dim), nn.ReLU(), nn.Conv1d(dim, dim, 1)]
-        self.position_embedding_head = nn.Sequential(*layers)
+        self.position_embedding_head = nn.Sequential(
+            nn.Conv1d(2, dim, 1), CountedBatchNorm(dim), nn.ReLU(), nn.Conv1d(dim, dim, 1)
+        )
 
     def forward(self, r: Tensor, counts: Tensor | None = None) -> Tensor:
         """r (N, 2) -> (N, D); counts as of `CountedBatchNorm`."""
         first, norm, act, last = self.position_embedding_head
-        x = F.linear(r, first.weight[..., 0], first.bias)
-        return F.linear(act(norm(x, counts)), last.weight[..., 0], last.bias)
+        return _pointwise(last, act(norm(_pointwise(first, r), counts)))
 
 
 class PackedProjections(nn.Module):
@@ -209,7 +222,7 @@ class QueryHead(nn.Module):
         cells = x.flatten(2).transpose(1, 2)  # (B, R L, D)
         one_hot = F.one_hot(label, self.num_classes).to(x.dtype)
         query = cells.gather(1, cell[..., None].expand(-1, -1, dim))
-        query = query + F.linear(one_hot, self.class_encoding.weight[..., 0], self.class_encoding.bias)
+        query = query + _pointwise(self.class_encoding, one_hot)
         place = torch.stack([col, row], dim=-1).float() + 0.5  # (B, Q, 2) x, y
         grid = torch.cartesian_prod(*(torch.arange(n, device=x.device) for n in (rows, cols))).flip(-1).float() + 0.5
         query = self.decoder(

@@ -70,9 +70,9 @@ class SetAttention(Attention):
     @torch.no_grad()
     def _is_relative(self, x: Tensor, q: Tensor, k: Tensor) -> bool:
         """Whether the encoding's terms have no number for each pair of tokens, which all tokens are too many for."""
-        few = slice(0, 2)
-        r = x.new_zeros(len(x[few]), self.encoding.pos_dim, dtype=torch.float32)
-        terms = self.encoding(x[None, few], q[:, :, few], k[:, :, few], Positions(r[None], unplaced=False))[2]
+        two = slice(0, 2)
+        r = Positions(x.new_zeros(1, len(x[two]), self.encoding.pos_dim, dtype=torch.float32), unplaced=False)
+        terms = self.encoding.encode(x[None, two], q[:, :, two], k[:, :, two], r, None)[2]
         return all(isinstance(term, Relative) for term in terms)
 
     @staticmethod
@@ -80,8 +80,8 @@ class SetAttention(Attention):
         """(1, H, T, ...) -> (S, H, K, ...). Padding gives no gradient."""
         rows = x[0].transpose(0, 1)  # (T, H, ...)
         none = partition.slot.new_zeros(0)
-        copied = copy_rows(rows.flatten(1), partition.index.flatten(), partition.slot, none)
-        return copied.view(*partition.index.shape, *rows.shape[1:]).transpose(1, 2)
+        copied = copy_rows(rows.flatten(1), partition.tokens.flatten(), partition.slot, none)
+        return copied.view(*partition.tokens.shape, *rows.shape[1:]).transpose(1, 2)
 
     def _term_in_sets(self, term: Term, partition: Partition) -> Term:
         """A term of all tokens as one of sets. Coefficients have the tokens in their third dimension."""

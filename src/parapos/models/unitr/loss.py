@@ -100,7 +100,7 @@ def head_loss(outputs: HeadOutputs, batch: Any) -> HeadLoss:
     if bool((real & ((labels < 0) | (labels >= classes))).any()):
         raise ValueError(f"labels must be in 0..{classes - 1}, got {labels[real].tolist()}")
     with torch.autocast(boxes.device.type, enabled=False):
-        outputs = HeadOutputs(*(x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in outputs))
+        outputs = outputs.float()
         found = match(outputs, boxes, labels, count)
         return _loss(outputs, found, boxes, labels, count)
 

@@ -26,7 +26,7 @@ class Windows(NamedTuple):
 class Partition(NamedTuple):
     """Sets of one space, with the positions of their tokens, so that the two cannot disagree."""
 
-    index: Tensor  # (S, K) the token in each slot
+    tokens: Tensor  # (S, K) the token in each slot
     mask: Tensor  # (S, K) True where a token belongs; False for a slot that repeats the one before
     slot: Tensor  # (T,) the slot, of S K, where each token belongs
     positions: Positions  # (1, T, 2) counted from the middle of a token's window, in cells
@@ -34,7 +34,7 @@ class Partition(NamedTuple):
     @property
     def in_sets(self) -> Positions:
         """Positions (S, K, 2) of the slots, made once."""
-        return self.positions.once(("sets",), lambda: self.positions.gather(self.index))
+        return self.positions.once(("sets",), lambda: self.positions.gather(self.tokens))
 
 
 def windows(cells: Tensor, group: Tensor, side: int, shift: int, major: str) -> Windows:
@@ -57,7 +57,7 @@ def windows(cells: Tensor, group: Tensor, side: int, shift: int, major: str) -> 
 
 
 def sets(order: Tensor, counts: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sets of `size` slots: index (S, K), mask (S, K) and slot (T,), as in `Partition`."""
+    """Sets of `size` slots: tokens (S, K), mask (S, K) and slot (T,), as in `Partition`."""
     number = -torch.div(-counts, size, rounding_mode="floor")  # of sets of each window
     window = torch.repeat_interleave(torch.arange(len(counts), device=order.device), number)
     first = (number.cumsum(0) - number)[window]
@@ -67,10 +67,10 @@ def sets(order: Tensor, counts: Tensor, size: int) -> tuple[Tensor, Tensor, Tens
     rank = begin + torch.div((k[:, None] * size + t) * n, number[window, None] * size, rounding_mode="floor")
     mask = torch.ones_like(rank, dtype=torch.bool)
     mask[:, 1:] = rank[:, 1:] != rank[:, :-1]
-    index = order[rank] if len(order) else rank
+    tokens = order[rank] if len(order) else rank
     slot = torch.empty_like(order)
-    slot[index[mask]] = mask.flatten().nonzero()[:, 0]
-    return index, mask, slot
+    slot[tokens[mask]] = mask.flatten().nonzero()[:, 0]
+    return tokens, mask, slot
 
 
 def partition(
@@ -94,9 +94,9 @@ def partition(
 
 def join(first: Partition, second: Partition) -> Partition:
     """Both partitions as one; tokens of the second come after those of the first."""
-    tokens, slots = len(first.slot), first.index.numel()
+    count, slots = len(first.slot), first.tokens.numel()
     return Partition(
-        torch.cat([first.index, second.index + tokens]),
+        torch.cat([first.tokens, second.tokens + count]),
         torch.cat([first.mask, second.mask]),
         torch.cat([first.slot, second.slot + slots]),
         Positions.cat([first.positions, second.positions]),
