@@ -6,7 +6,7 @@ import dataclasses
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -24,6 +24,7 @@ MOST = 1024  # threads, or workers, of a process; devices of a node
 MOST_PIXELS = 2**16  # of a side of a sample
 MOST_BATCH = 2**20
 MOST_EPOCHS = 10**6
+INTERNAL = {"internal": True}  # metadata of a field that is no key of files
 MOST_OPTION = {"depth": 1024}  # options of models that are whole numbers; others up to 2**16
 
 
@@ -35,13 +36,13 @@ class Bad(Exception):
         self.key, self.message = key, message
 
 
-def _need(key: str, good: bool, expected: str, got: Any) -> None:
+def need(key: str, good: bool, expected: str, got: Any) -> None:
     if not good:
         raise Bad(key, f"expected {expected}, got {got!r}")
 
 
-def _known(key: str, name: str, known: list[str]) -> None:
-    _need(key, name in known, f"one of {', '.join(known)}{nearest(name, known)}", name)
+def need_known(key: str, name: str, known: list[str]) -> None:
+    need(key, name in known, f"one of {', '.join(known)}{nearest(name, known)}", name)
 
 
 def _is_utf8(text: str) -> bool:
@@ -65,22 +66,22 @@ class Model:
     encodings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _known("name", self.name, list(MODELS))
-        _known("encoding", self.encoding, list(ENCODINGS))
-        _need("init", _is_utf8(self.init), "a path in UTF-8, as the recipe of a run is", self.init)
+        need_known("name", self.name, list(MODELS))
+        need_known("encoding", self.encoding, list(ENCODINGS))
+        need("init", _is_utf8(self.init), "a path in UTF-8, as the recipe of a run is", self.init)
         for key in ("encoding", "num_classes"):
             if key in self.options:
                 raise Bad(f"options.{key}", "not an option: it comes from model.encoding and from the data")
 
         for key, value in self.options.items():
             most = MOST_OPTION.get(key, 2**16)
-            _need(f"options.{key}", type(value) is not int or value <= most, f"at most {most}", value)
+            need(f"options.{key}", type(value) is not int or value <= most, f"at most {most}", value)
         for name, table in self.encodings.items():
-            _known(f"encodings.{name}", name, list(ENCODINGS))
-            _need(f"encodings.{name}", isinstance(table, dict), "a table", table)
+            need_known(f"encodings.{name}", name, list(ENCODINGS))
+            need(f"encodings.{name}", isinstance(table, dict), "a table", table)
             for key, value in table.items():
                 good = type(value) is not int or value <= 2**16
-                _need(f"encodings.{name}.{key}", good, f"at most {2**16}", value)
+                need(f"encodings.{name}.{key}", good, f"at most {2**16}", value)
         for key in self.options.keys() & self.encodings.get(self.encoding, {}).keys():
             raise Bad(f"options.{key}", f"has no effect, model.encodings.{self.encoding}.{key} is given too")
 
@@ -108,12 +109,12 @@ class Data:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _known("name", self.name, list(DATASETS))
+        need_known("name", self.name, list(DATASETS))
         reason = f"up to {MOST_PIXELS} pixels"
-        _need("size", all(0 <= side <= MOST_PIXELS for side in self.sides), reason, self.size)
-        _need("eval_batch", 1 <= self.eval_batch <= MOST_BATCH, f"from 1 to {MOST_BATCH}", self.eval_batch)
-        _need("workers", 0 <= self.workers <= MOST, f"from 0 to {MOST}", self.workers)
-        _need("root", _is_utf8(self.root), "a path in UTF-8, as the recipe of a run is", self.root)
+        need("size", all(0 <= side <= MOST_PIXELS for side in self.sides), reason, self.size)
+        need("eval_batch", 1 <= self.eval_batch <= MOST_BATCH, f"from 1 to {MOST_BATCH}", self.eval_batch)
+        need("workers", 0 <= self.workers <= MOST, f"from 0 to {MOST}", self.workers)
+        need("root", _is_utf8(self.root), "a path in UTF-8, as the recipe of a run is", self.root)
         for key in ("root", "size", "seed", "augment"):
             if key in self.options:
                 raise Bad(f"options.{key}", "not an option: it has a key of its own in the recipe")
@@ -133,7 +134,7 @@ class TaskChoice:
 
     def __post_init__(self) -> None:
         if self.name:
-            _known("name", self.name, list_tasks())
+            need_known("name", self.name, list_tasks())
         for key in ("mixup", "cutmix", "smoothing"):
             if key in self.options:
                 raise Bad(f"options.{key}", f"not an option: it is augment.{key}")
@@ -150,9 +151,9 @@ class Augment:
     sample: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _need("mixup", self.mixup >= 0, "0 or more", self.mixup)
-        _need("cutmix", self.cutmix >= 0, "0 or more", self.cutmix)
-        _need("smoothing", 0 <= self.smoothing < 1, "at least 0 and below 1", self.smoothing)
+        need("mixup", self.mixup >= 0, "0 or more", self.mixup)
+        need("cutmix", self.cutmix >= 0, "0 or more", self.cutmix)
+        need("smoothing", 0 <= self.smoothing < 1, "at least 0 and below 1", self.smoothing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,18 +190,18 @@ class Optim:
 
     def __post_init__(self) -> None:
         for key, most in (("epochs", MOST_EPOCHS), ("batch", MOST_BATCH)):
-            _need(key, 1 <= getattr(self, key) <= most, f"from 1 to {most}", getattr(self, key))
-        _need("lr", self.lr > 0, "a positive number", self.lr)
-        _need("final_lr", 0 <= self.final_lr <= self.lr, "from 0 to optim.lr", self.final_lr)
-        _need("eps", self.eps > 0, "a positive number", self.eps)
+            need(key, 1 <= getattr(self, key) <= most, f"from 1 to {most}", getattr(self, key))
+        need("lr", self.lr > 0, "a positive number", self.lr)
+        need("final_lr", 0 <= self.final_lr <= self.lr, "from 0 to optim.lr", self.final_lr)
+        need("eps", self.eps > 0, "a positive number", self.eps)
         for key in ("part", "weight_decay", "clip"):
-            _need(key, getattr(self, key) >= 0, "0 or more", getattr(self, key))
-        _known("decay", self.decay, ["all", "matrices"])
-        _known("schedule", self.schedule, ["cosine", "onecycle"])
-        _need("betas", all(0 <= b < 1 for b in self.betas), "two numbers from 0 to below 1", self.betas)
-        _need("warmup", 0 <= self.warmup < 1, "at least 0 and below 1", self.warmup)
-        _need("ema", 0 <= self.ema < 1, "at least 0 and below 1", self.ema)
-        _need("start_lr", 0 <= self.start_lr <= self.lr, "from 0 to optim.lr", self.start_lr)
+            need(key, getattr(self, key) >= 0, "0 or more", getattr(self, key))
+        need_known("decay", self.decay, ["all", "matrices"])
+        need_known("schedule", self.schedule, ["cosine", "onecycle"])
+        need("betas", all(0 <= b < 1 for b in self.betas), "two numbers from 0 to below 1", self.betas)
+        need("warmup", 0 <= self.warmup < 1, "at least 0 and below 1", self.warmup)
+        need("ema", 0 <= self.ema < 1, "at least 0 and below 1", self.ema)
+        need("start_lr", 0 <= self.start_lr <= self.lr, "from 0 to optim.lr", self.start_lr)
         for key, value in (("start_lr", self.start_lr), ("cycle_beta", not self.cycle_beta)):
             if value and self.schedule != "onecycle":
                 raise Bad(
@@ -208,7 +209,7 @@ class Optim:
                 )
         for key, factor in self.rates.items():
             good = type(factor) in (int, float) and 0 < factor < float("inf")
-            _need(f"rates.{key}", good and bool(key), "a positive number for a part of names", factor)
+            need(f"rates.{key}", good and bool(key), "a positive number for a part of names", factor)
         if self.schedule == "onecycle" and self.cycle_beta and self.betas[0] != Optim.betas[0]:
             raise Bad("betas", f"the first has no effect with optim.schedule = 'onecycle', got {self.betas[0]}")
         if self.part and self.batch % self.part:
@@ -237,16 +238,16 @@ class Run:
     wandb: str = ""
 
     def __post_init__(self) -> None:
-        _known("accelerator", self.accelerator, list(ACCELERATORS))
-        _known("strategy", self.strategy, list(STRATEGIES))
-        _known("precision", self.precision, list(PRECISIONS))
-        _need("seed", 0 <= self.seed < 2**63, "from 0 to 2^63 - 1", self.seed)
-        _need("devices", 0 <= self.devices <= MOST, f"from 0 to {MOST}", self.devices)
-        _need("threads", 0 <= self.threads <= MOST, f"from 0 to {MOST}", self.threads)
-        _need("nodes", 1 <= self.nodes <= 2**16, f"from 1 to {2**16}", self.nodes)
-        _need("log_every", self.log_every >= 1, "at least 1", self.log_every)
-        _need("save_every", self.save_every >= 0, "0 or more", self.save_every)
-        _need("keep", self.keep >= 2, "at least 2, so that a damaged file has a predecessor", self.keep)
+        need_known("accelerator", self.accelerator, list(ACCELERATORS))
+        need_known("strategy", self.strategy, list(STRATEGIES))
+        need_known("precision", self.precision, list(PRECISIONS))
+        need("seed", 0 <= self.seed < 2**63, "from 0 to 2^63 - 1", self.seed)
+        need("devices", 0 <= self.devices <= MOST, f"from 0 to {MOST}", self.devices)
+        need("threads", 0 <= self.threads <= MOST, f"from 0 to {MOST}", self.threads)
+        need("nodes", 1 <= self.nodes <= 2**16, f"from 1 to {2**16}", self.nodes)
+        need("log_every", self.log_every >= 1, "at least 1", self.log_every)
+        need("save_every", self.save_every >= 0, "0 or more", self.save_every)
+        need("keep", self.keep >= 2, "at least 2, so that a damaged file has a predecessor", self.keep)
         if self.precision == "16-mixed" and self.accelerator == "cpu":
             raise Bad("precision", "16-mixed needs a GPU; on the CPU take bf16-mixed or 32-true")
         if self.strategy == "fsdp" and self.accelerator == "cpu":
@@ -255,42 +256,60 @@ class Run:
 
 def make_section(cls: type, values: dict[str, Any]) -> Any:
     """A section from the values of a file. Raises `Bad` for unknown or missing keys and wrong types."""
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    kinds = get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls) if "internal" not in f.metadata}
+    kinds = get_type_hints(cls, include_extras=True)
     for key in values:
         if key not in fields:
             raise Bad(key, f"unknown key, expected one of {', '.join(fields)}{nearest(key, list(fields))}")
+    made = {key: typed(key, value, kinds[key]) for key, value in values.items()}
     for key, spec in fields.items():
         needed = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
         if needed and key not in values:
             raise Bad(key, f"missing, expected {_name_of(kinds[key])}")
-    return cls(**{key: typed(key, value, kinds[key]) for key, value in values.items()})
+    return cls(**made)
 
 
 def typed(key: str, value: Any, kind: Any) -> Any:
-    """The value as the kind that an annotation names; lists become tuples, whole numbers floats."""
-    if isinstance(kind, types.UnionType):
-        kind = next(
-            (k for k in get_args(kind) if (get_origin(k) is tuple) == isinstance(value, list)), get_args(kind)[0]
-        )
-    if get_origin(kind) is dict and isinstance(value, dict):
-        return value
-    if get_origin(kind) is tuple and isinstance(value, list | tuple) and len(value) == len(get_args(kind)):
-        return tuple(typed(key, v, k) for v, k in zip(value, get_args(kind), strict=True))
-    if kind is float and type(value) is int:
+    """The value as the kind that an annotation names; lists become tuples, whole numbers floats, tables sections. A
+    number in `Annotated` is the least that a value may be; entries of a list of any length must differ."""
+    origin, of = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, Union):
+        raw = tuple if isinstance(value, list) else type(value)  # of what a file has
+        fits = [k for k in of if raw in (k, get_origin(k), dict if dataclasses.is_dataclass(k) else None)]
+        need(key, bool(fits), _name_of(kind), value)
+        return typed(key, value, fits[0])
+    if origin is Annotated:
+        value = typed(key, value, of[0])
+        need(key, value >= of[1], f"{_name_of(of[0])} of {of[1]} or more", value)
+    elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        try:
+            return make_section(cast(type, kind), value)
+        except Bad as bad:
+            raise Bad(f"{key}.{bad.key}", bad.message) from None
+    elif origin is dict and isinstance(value, dict):
+        return {name: typed(f"{key}.{name}", x, of[1]) for name, x in value.items()}
+    elif origin is tuple and isinstance(value, list | tuple) and Ellipsis in of:
+        need(key, len(set(map(repr, value))) == len(value), _name_of(kind), value)
+        return tuple(typed(key, v, of[0]) for v in value)
+    elif origin is tuple and isinstance(value, list | tuple) and len(value) == len(of):
+        return tuple(typed(key, v, k) for v, k in zip(value, of, strict=True))
+    elif kind is float and type(value) in (int, float):
+        need(key, abs(value) < float("inf"), "a finite number", value)
         return float(value)
-    if kind is float and isinstance(value, float) and not abs(value) < float("inf"):
-        raise Bad(key, f"expected a finite number, got {value!r}")
-    if type(value) is not kind:
+    elif kind is not Any and type(value) is not kind:
         raise Bad(key, f"expected {_name_of(kind)}, got {value!r}")
     return value
 
 
 def _name_of(kind: Any) -> str:
-    if isinstance(kind, types.UnionType):
-        return " or ".join(map(_name_of, get_args(kind)))
-    if get_origin(kind) is tuple:
-        return f"a list of {len(get_args(kind))} numbers"
-    if get_origin(kind) is dict:
+    origin, of = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, Union):
+        return " or ".join(_name_of(k) for k in of if k is not type(None))
+    if origin is Annotated:
+        return _name_of(of[0])
+    if origin is tuple:
+        entries = _name_of(of[0]).removeprefix("a ")
+        return f"a list of different {entries}s" if Ellipsis in of else f"a list of {len(of)} numbers"
+    if origin is dict or dataclasses.is_dataclass(kind):
         return "a table"
     return {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}[kind]
