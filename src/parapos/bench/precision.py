@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +87,21 @@ class _Head:
     rows: Tensor
     isotropic: bool
 
+    def coefficients(self, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """a, b and W_p in `dtype`, from the rounded projections."""
+        return -factor * F.softplus(self.a.to(dtype)), factor * self.b.to(dtype), self.w_p.to(dtype)
+
+    def term(self, factor: float, dtype: torch.dtype) -> Quadratic:
+        M, g = published.collapse(*self.coefficients(factor, dtype))
+        r = Positions(self.r.to(dtype), unplaced=False)
+        return Quadratic(M[..., 0, 0], None, r) if self.isotropic else Quadratic(M, g, r)
+
+    def scores(self, factor: float, dtype: torch.dtype) -> Tensor:
+        """The definition, D^T M D + g.D, of the sampled queries: (n, N)."""
+        term = self.term(factor, dtype)
+        M, g = (None if x is None else x[:, :, self.rows] for x in (term.M, term.g))
+        return Quadratic(M, g, Positions(term.r.r[:, self.rows]), term.r).scores(dtype)[0, 0]
+
 
 def _heads(encoding: str, grid: int, dtype: torch.dtype) -> Iterator[_Head]:
     options = {"parabolas": PARABOLAS} if encoding == "pape" else {}
@@ -106,32 +121,15 @@ def _heads(encoding: str, grid: int, dtype: torch.dtype) -> Iterator[_Head]:
         yield _Head(a[:, one], b[:, one], w_p[one], r, q, k, rows, isinstance(enc, PaPERI))
 
 
-def _coefficients(head: _Head, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """a, b and W_p in `dtype`, from the rounded projections."""
-    return -factor * F.softplus(head.a.to(dtype)), factor * head.b.to(dtype), head.w_p.to(dtype)
-
-
-def _term(head: _Head, factor: float, dtype: torch.dtype) -> Quadratic:
-    M, g = published.collapse(*_coefficients(head, factor, dtype))
-    r = Positions(head.r.to(dtype), unplaced=False)
-    return Quadratic(M[..., 0, 0], None, r) if head.isotropic else Quadratic(M, g, r)
-
-
-def _scores(term: Quadratic, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The definition, D^T M D + g.D, of some rows: (n, N)."""
-    M, g = (None if x is None else x[:, :, rows] for x in (term.M, term.g))
-    return Quadratic(M, g, Positions(term.r.r[:, rows]), term.r).scores(dtype)[0, 0]
-
-
 def _columns(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Name, query and key columns (1, 1, N, e), (1, 1 or none, N, e) of every separable form. Ours stay in float32."""
-    a, b, w_p = _coefficients(head, factor, torch.float32)
+    a, b, w_p = head.coefficients(factor, torch.float32)
     query, key = published.paper(a, b, w_p, head.r)
     yield "paper", query.to(dtype), key.to(dtype)
     if not head.isotropic:  # what autocast rounds there is not known; here it is W_p r. The sign of b is its own.
         query, key = published.released(-a, -b, w_p, head.r, rounded=dtype)
         yield "released", query.to(dtype), key.to(dtype)
-    term = _term(head, factor, torch.float32)
+    term = head.term(factor, torch.float32)
     features = key_features(term.exponents, with_constant=False)
     made = make_columns(term, features, len(features))
     query = contract(term.coefficients(torch.float32), made.T)
@@ -145,32 +143,27 @@ def _logits(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[st
     q, k = head.q.to(dtype)[head.rows], head.k.to(dtype)
     product = q.float() @ k.float().T
     yield "q.k alone", 0, product * scale, head.q[head.rows].double() @ head.k.double().T * scale
-    true = _scores(_term(head, factor, torch.float64), head.rows, torch.float64)
-    true = (true + q.double() @ k.double().T) * scale
+    true = (head.scores(factor, torch.float64) + q.double() @ k.double().T) * scale
     for name, query, key in _columns(head, factor, dtype):
         query, key = query[0, 0, head.rows], key.flatten(0, -2)  # (n, e), (N, e)
         yield name, query.shape[-1], (query.float() @ key.float().T + product) * scale, true
-    exact = _scores(_term(head, factor, torch.float32), head.rows, torch.float32)
-    yield "from D, float32", 0, (exact + product) * scale, true
+    yield "from D, float32", 0, (head.scores(factor, torch.float32) + product) * scale, true
 
 
 def _rows(heads: Sequence[_Head], setting: str, dtype: torch.dtype) -> list[Row]:
-    out: dict[str, Row] = {}
+    """The worst of all queries of all heads; NaN where no query survived, as there is nothing to be judged."""
+    judged: dict[tuple[str, int], list[Tensor]] = {}  # (3, n) of a head: errors, distances, whether finite
     for head in heads:
         for name, dims, got, true in _logits(head, SETTINGS[setting], dtype):
-            finite = got.isfinite().all(-1)
-            got, true = got[finite].double(), true[finite]
-            error = got - true
-            spread = (error.amax(-1) - error.amin(-1)) / 2
-            tv = (got.softmax(-1) - true.softmax(-1)).abs().sum(-1) / 2
-            worst = [max(x.tolist(), default=0.0) for x in (spread, tv)]
-            old = out.get(name, Row(setting, name, dims, 0.0, 0.0, 0.0))
-            lost = old.overflowed + (1 - finite.double().mean().item()) / len(heads)
-            out[name] = replace(
-                old, logit_error=max(old.logit_error, worst[0]), tv=max(old.tv, worst[1]), overflowed=lost
-            )
-    # Where no query survived there is nothing to be judged.
-    return [replace(r, logit_error=math.nan, tv=math.nan) if r.overflowed > 1 - 1e-9 else r for r in out.values()]
+            error, tv = got.double() - true, (got.double().softmax(-1) - true.softmax(-1)).abs().sum(-1) / 2
+            spread, finite = (error.amax(-1) - error.amin(-1)) / 2, got.isfinite().all(-1)
+            judged.setdefault((name, dims), []).append(torch.stack([spread, tv, finite.double()]))
+    rows = []
+    for (name, dims), parts in judged.items():
+        spread, tv, finite = torch.cat(parts, 1)
+        worst = [x[finite > 0].max().item() if finite.any() else math.nan for x in (spread, tv)]
+        rows.append(Row(setting, name, dims, *worst, 1 - finite.mean().item()))
+    return rows
 
 
 def table(rows: Sequence[Row]) -> str:

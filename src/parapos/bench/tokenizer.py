@@ -131,24 +131,21 @@ def plot(results: dict[str, Any], path: Path) -> None:
     """A group of bars per stream, a bar per case, whiskers for the quartiles."""
     from ..experiments import plots
 
-    streams = list(dict.fromkeys((x["kind"], x["sensor"]) for x in results["speed"]))
-    colours = {NUMBA: "#0072B2", NUMPY: "#E69F00", PYTHON: "#999999"}
-    figure, axis = plots.load_pyplot().subplots(figsize=(8, 4.5), layout="constrained")
-    for place, (case, colour) in enumerate(colours.items()):
-        found = {(x["kind"], x["sensor"]): x for x in results["speed"] if x["case"] == case}
-        middle = [found[stream]["events_per_second"] / 1e6 for stream in streams]
-        ends = np.array([found[stream]["quartiles"] for stream in streams]).T / 1e6
-        errors = abs(ends - middle)
-        centres = [i + (place - 1) * 0.27 for i in range(len(streams))]
-        axis.bar(centres, middle, 0.25, yerr=errors, color=colour, label=case, capsize=3)
-        for centre, value in zip(centres, middle, strict=True):
-            axis.annotate(f"{value:.3g}", (centre, value), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+    groups = list(dict.fromkeys(f"{x['kind']}\n{x['sensor']}" for x in results["speed"]))
+    lines, errors = [], []
+    for case, colour in ((NUMBA, "#0072B2"), (NUMPY, "#E69F00"), (PYTHON, "#999999")):
+        entries = [x for x in results["speed"] if x["case"] == case]
+        middle = np.array([x["events_per_second"] for x in entries]) / 1e6
+        errors.append(abs(np.array([x["quartiles"] for x in entries]).T / 1e6 - middle))
+        lines.append(plots.Line(case, "", middle.tolist(), colour=colour))
+    figure, axis = plots.subplots(size=(8, 4.5))
+    for line, places in zip(lines, plots.bars(axis, groups, lines, errors), strict=True):
+        for place, value in zip(places, line.values, strict=True):
+            axis.annotate(f"{value:.3g}", (place, value), (0, 6), textcoords="offset points", ha="center", fontsize=8)
     axis.set(yscale="log", ylabel="million events per second")
     axis.margins(y=0.15)
-    axis.set_xticks(range(len(streams)), [f"{kind}\n{sensor}" for kind, sensor in streams])
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
-    axis.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.12))
     title = [*measure.warning(results), f"Spiking Patches, {results['machine']}, one core"]
     axis.set_title(". ".join(title), fontsize=10)
     plots.save(figure, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,9 @@ def _sweep(args: argparse.Namespace) -> None:
     options = dict(interpolate=args.interpolate, data=args.data or "", split=args.split, root=args.root or "")
     grid, out = sweep.resolve(runs, args.sizes, **options), args.out or runs[0] / "sweep"
     checkpoint.check_writable(out)
-    found = sweep.run(grid, tell, args.batch)
-    print(render.markdown(grid, found))
-    wrote(sweep.write(grid, found, out))
+    results = sweep.run(grid, tell, args.batch)
+    print(render.markdown(grid, results))
+    wrote(sweep.write(grid, results, out))
 
 
 def _table(args: argparse.Namespace) -> None:
@@ -72,16 +73,16 @@ def _table(args: argparse.Namespace) -> None:
         print(cost.estimate_study(grid) if table.seeds else cost.estimate(grid, args.tflops or cost.TFLOPS))
         return
     if table.seeds and args.from_cache:
-        found = tables.read_raw(out)
-        print(render.markdown(grid, found))
-        wrote(tables.write(tables.resolve(table, args.root, {}), found, out))
+        results = tables.read_raw(out)
+        print(render.markdown(grid, results))
+        wrote(tables.write(tables.resolve(table, args.root, {}), results, out))
         return
     whole = tables.with_others(grid, args.root, args.changes)
 
     def write() -> list[Path]:
-        found = collect(whole.jobs, curves=grid.has_curves)
-        raw = tables.write_raw(found, out) if table.seeds else []
-        return raw + tables.write(whole, found, out)
+        results = collect(whole.jobs, curves=grid.has_curves)
+        raw = tables.write_raw(results, out) if table.seeds else []
+        return raw + tables.write(whole, results, out)
 
     if not args.from_cache:
         checkpoint.check_writable(out if table.seeds else out.parent)
@@ -100,7 +101,7 @@ def _bench_table(table: Any, args: argparse.Namespace) -> None:
 
     if args.changes:
         raise UserError(f"parapos table {table.name}: trains nothing, so it has no recipe to change")
-    options = dict(table.bench)
+    options = asdict(table.bench)
     for name in args.only:
         if name not in options["encodings"]:
             known = ", ".join(options["encodings"])
@@ -137,9 +138,9 @@ def _demo(args: argparse.Namespace) -> None:
     from ..experiments import demo, render
 
     made = demo.run(args.out, data=args.data, encodings=args.encodings, quick=args.quick, tell=tell)
-    print(f"\n{render.markdown(made.grid, made.found)}\n\n{made.reading}\n")
+    print(f"\n{render.markdown(made.grid, made.results)}\n\n{made.reading}\n")
     wrote(made.files)
-    sizes = [column.size or 0 for column in made.grid.table.columns.values()]
+    sizes = [column.size for column in made.grid.table.columns.values()]
     for run in made.grid.runs:
         if run.wanted.model.encoding == "pape":
             wrote(analysis.look_inside(run.folder, args.out, sizes))
@@ -147,12 +148,12 @@ def _demo(args: argparse.Namespace) -> None:
 
 def _positive(value: str) -> float:
     try:
-        found = float(value)
+        number = float(value)
     except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
+        number = 0.0
+    if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a positive number, got {value!r}")
-    return found
+    return number
 
 
 def add(commands: Any) -> None:

@@ -16,9 +16,8 @@ from ..encodings.looks import label
 from ..training import recipe
 from ..training.checkpoint import check_writable
 from . import render, tables
-from .grid import Grid, Place, Repeat, Results, Run, collect
-from .store import Evaluation, ReportError
-from .tables_spec import Column, Row, Table
+from .grid import Grid, Results, Run, collect, of_sizes
+from .store import ReportError
 
 ENCODINGS = ("pape", "rope", "alibi", "sincos")
 FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0)
@@ -38,7 +37,7 @@ class Demo:
     """What came out: the grid and its numbers, the sentence that sums them up, and the files."""
 
     grid: Grid
-    found: Results
+    results: Results
     reading: str
     files: tuple[Path, ...]
 
@@ -58,12 +57,12 @@ def run(
     check_writable(out)
     grid = resolve(out, data, encodings, quick)
     tables.make(grid, min(2, os.cpu_count() or 1, len(encodings)), out / "log.txt", tell)
-    found = collect(grid.jobs)
-    reading = f"{SMOKE}. {read(grid, found)}" if quick else read(grid, found)
-    files = render.write(grid, found, out / "demo.md", out / "extrapolation.csv", out / "extrapolation.png")
+    results = collect(grid.jobs)
+    reading = f"{SMOKE}. {read(grid, results)}" if quick else read(grid, results)
+    files = render.write(grid, results, out / "demo.md", out / "extrapolation.csv", out / "extrapolation.png")
     with open(files[0], "a", encoding="utf-8") as file:
         file.write(f"\n{reading}\n")
-    return Demo(grid, found, reading, tuple(files))
+    return Demo(grid, results, reading, tuple(files))
 
 
 def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool) -> Grid:
@@ -72,43 +71,33 @@ def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool)
     if data is not None:
         changes["data.root"] = str(lay_out(data, out / "data", largest=int(32 * FACTORS[-1])))
     source, what = ("demo", "handwritten digits") if data is None else ("demo_images", readable(data.resolve().name))
-    runs = {}
+    rows = {}
     for name in encodings:
-        own = {**changes, "model.encoding": name}
-        runs[label(name)] = Run(source, own, out / "runs" / name, recipe.load(source, own), label=label(name))
-        runs[label(name)].state()  # a run of another recipe is refused before anything is trained
-    first = next(iter(runs.values())).wanted
-    trained = first.data.sides[0]
+        given = {**changes, "model.encoding": name}
+        run = Run(source, given, out / "runs" / name, recipe.load(source, given), label=label(name))
+        run.state()  # a run of another recipe is refused before anything is trained
+        rows[label(name)] = run, False
+    trained, epochs = run.side, run.wanted.optim.epochs
+    title = f"Small ViTs trained on {what} at {trained} px for {epochs} epochs, tested far above"
     sizes = [int(trained * factor) for factor in (FACTORS if not quick else FACTORS[:3:2])]
-    title = f"Small ViTs trained on {what} at {trained} px for {first.optim.epochs} epochs, tested far above"
-    columns = {f"{size} px": Column(size=size) for size in sizes}
-    places: dict[Place, tuple[Repeat, ...]] = {
-        ("", row, column): (Repeat(run, Evaluation(spec.size or 0), run.metric()),)
-        for row, run in runs.items()
-        for column, spec in columns.items()
-    }
-    table = Table(
-        name="demo", title=f"{SMOKE}: {title}" if quick else title, rows={row: Row() for row in runs}, columns=columns
-    )
-    return Grid(table, places, {label(name): name for name in encodings})
+    return of_sizes(f"{SMOKE}: {title}" if quick else title, rows, sizes)
 
 
-def read(grid: Grid, found: Results) -> str:
+def read(grid: Grid, results: Results) -> str:
     """One sentence on PaPE, or the first encoding, and its best rival at twice the resolution and at the largest."""
-    sizes, trained = [column.size or 0 for column in grid.table.columns.values()], grid.trained("")
+    sizes, trained = [column.size for column in grid.table.columns.values()], grid.trained("")
     ours = next((row for row in grid.rows if grid.encodings.get(row) == "pape"), grid.rows[0])
     double = min(sizes, key=lambda size: abs(size - 2 * trained))
     parts = []
     for size in dict.fromkeys((double, sizes[-1])):
-        values = {row: grid.values(found, ("", row, f"{size} px"))[0] for row in grid.rows}
+        values = {row: grid.values(results, ("", row, f"{size} px"))[0] for row in grid.rows}
         metric = grid.places["", ours, f"{size} px"][0].metric
-        own = values.pop(ours)
-        message = f"at {size} px ({size / trained:g}x) {ours} gets {own:.1f}{metric.unit} {metric.label}"
+        score = values.pop(ours)
+        message = f"at {size} px ({size / trained:g}x) {ours} gets {score:.1f}{metric.unit} {metric.label}"
         if values:
             best = max(values, key=lambda row: values[row])
-            rival = values[best]
-            how = "ahead of" if own > rival else "behind" if own < rival else "level with"
-            gap = f"{abs(own - rival):.1f} points " if own != rival else ""
-            message += f", {gap}{how} {'the next best, ' if own > rival else ''}{best} with {rival:.1f}{metric.unit}"
+            gap = score - values[best]
+            how = f"{gap:.1f} points ahead of the next best," if gap > 0 else f"{-gap:.1f} points behind"
+            message += f", {how if gap else 'level with'} {best} with {values[best]:.1f}{metric.unit}"
         parts.append(message)
     return f"Trained at {trained} px: {'; '.join(parts)}."

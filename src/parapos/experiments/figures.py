@@ -39,15 +39,13 @@ def parabolas(path: Path, seed: int = 3, count: int = 4) -> str:
     side = torch.linspace(-4, 4, 41)
     plane = _bias(encoding, x, torch.cartesian_prod(side, side)).view(41, 41).T
 
-    pyplot = plots.load_pyplot()
-    figure, axes = pyplot.subplots(1, 2, figsize=(9.2, 3.8), layout="constrained")
+    figure, axes = plots.subplots(1, 2, size=(9.2, 3.8))
     for number, values in enumerate(each, 1):
         axes[0].plot(line, values, linewidth=1.2, color="#999999", label=f"{count} parabolas" if number == 1 else None)
     axes[0].plot(line, total, linewidth=2.6, color=LOOKS["pape"][1], label="their sum, the bias")
     axes[0].set(xlabel="relative position along x", ylabel="attention bias", title="one query, along a line")
     axes[0].set_ylim(float(total.min()) * 1.05, max(1.0, float(each.max())) * 1.3)
     axes[0].legend(frameon=False, fontsize=9)
-    axes[0].spines[["top", "right"]].set_visible(False)
     drawn = axes[1].imshow(plane.exp().numpy(), extent=(-4, 4, -4, 4), origin="lower", cmap="magma")
     axes[1].contour(side, side, plane, levels=8, colors="white", linewidths=0.5, alpha=0.6)
     axes[1].plot(0, 0, "o", color="#56B4E9", markersize=6)
@@ -71,7 +69,7 @@ def _bias(encoding: Any, x: Tensor, offsets: Tensor, head: int = 0) -> Tensor:
 def extrapolation(path: Path) -> str:
     """Figure 1b: the published curves."""
     table = load("extrapolation")
-    sizes = [column.size or 0 for column in table.columns.values()]
+    sizes = [column.size for column in table.columns.values()]
     lines = [plots.Line(label(row), row, [table.published(row, c) for c in table.columns]) for row in table.rows]
     metric = Metric("published", "published score", "%")
     plots.curves(path, sizes, lines, trained=sizes[0], title=f"{table.title} (the paper's figures)", metric=metric)
@@ -84,29 +82,23 @@ def verdicts(section: str = "generality", row: str = "pape") -> dict[str, tuple[
     """For every data set of a section: whether a row exceeds, matches or is below the best baseline, and the gap."""
     figures = paper()[section]
     columns = [name for name in figures["columns"] if name != "average"]
-    found = {}
+    judged = {}
     for place, name in enumerate(columns):
         rivals = [v[place] for other, v in figures["rows"].items() if other not in OURS and not math.isnan(v[place])]
         gap = round(figures["rows"][row][place] - max(rivals), 1)
-        found[name] = ("exceeds" if gap > MATCH else "matches" if gap >= -MATCH else "is below", gap)
-    return found
+        judged[name] = ("exceeds" if gap > MATCH else "matches" if gap >= -MATCH else "is below", gap)
+    return judged
 
 
 def generality(path: Path) -> str:
     """Figure 1c: the published scores as bars, and the verdict that follows from them."""
-    figures, found = paper()["generality"], verdicts()
-    pyplot = plots.load_pyplot()
-    figure, axis = pyplot.subplots(figsize=(11, 4), layout="constrained")
-    wide = 0.85 / len(figures["rows"])
-    for number, (row, values) in enumerate(figures["rows"].items()):
-        places = [x + (number - len(figures["rows"]) / 2 + 0.5) * wide for x in range(len(found))]
-        axis.bar(places, values[: len(found)], wide, color=LOOKS[row][1], label=label(row))
-    axis.set_xticks(range(len(found)), [f"{name}\n{word} ({gap:+.1f})" for name, (word, gap) in found.items()])
+    figures, judged = paper()["generality"], verdicts()
+    figure, axis = plots.subplots(size=(11, 4))
+    lines = [plots.Line(label(row), row, values[: len(judged)]) for row, values in figures["rows"].items()]
+    plots.bars(axis, [f"{name}\n{word} ({gap:+.1f})" for name, (word, gap) in judged.items()], lines)
     axis.set(ylabel="published score, %", ylim=(0, 100), title="PaPE and the best baseline on each data set")
-    axis.legend(ncols=7, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-    axis.spines[["top", "right"]].set_visible(False)
     plots.save(figure, path)
-    words = [word for word, _ in found.values()]
+    words = [word for word, _ in judged.values()]
     message = f"PaPE matches the best baseline on {words.count('matches')} data sets, exceeds it on "
     message += f"{words.count('exceeds')} and is below it on {words.count('is below')}; a match is a gap of at most "
     return f"{message}{MATCH:g} points, which is our threshold: the paper has none."
@@ -117,8 +109,7 @@ def distances(path: Path) -> str:
     what moving and turning all positions does to them."""
     torch.manual_seed(0)
     reach = torch.linspace(0, 14, 57)
-    pyplot = plots.load_pyplot()
-    figure, axes = pyplot.subplots(1, 2, figsize=(9.2, 3.8), layout="constrained", sharey=True)
+    figure, axes = plots.subplots(1, 2, size=(9.2, 3.8), sharey=True)
     lines = []
     for axis, name, heads in ((axes[0], "alibi", 8), (axes[1], "pape_ri", 1)):
         encoding = create_encoding(name, dim=64, heads=heads, head_dim=8, pos_dim=2)
@@ -130,7 +121,6 @@ def distances(path: Path) -> str:
             axis.plot(reach, curve, color=LOOKS[name][1], linewidth=1.6)
         message = f"{heads} heads, any token" if heads > 1 else f"one head, {len(contents)} tokens"
         axis.set(title=f"{label(name)}: {message}", xlabel="distance", ylim=(-15, 0.5))
-        axis.spines[["top", "right"]].set_visible(False)
         spread = max(float((curve - first[0]).abs().max()) for curve in first)
         turn, points = torch.tensor([[0.6, -0.8], [0.8, 0.6]]), 4 * torch.randn(32, 2)
         plain, turned = (_bias(encoding, contents[0], r) for r in (points, points @ turn.T))

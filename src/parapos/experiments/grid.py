@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..training.recipe import Recipe
 from ..training.runs import FINISHED
 from ..training.schema import Model
 from .store import Cells, Evaluation, ReportError, Scores, at_step, value_of
-from .tables_spec import Table
+from .tables_spec import Column, Row, Table
 
 TRAINING_LOSS = Metric("train_loss", "training loss", higher_is_better=False)
 
@@ -162,6 +162,14 @@ class Grid:
         return [row for row in self.table.rows if not self.only or row in self.only]
 
     @property
+    def blocks(self) -> list[str]:
+        return list(dict.fromkeys(block for block, _, _ in self.places)) or [""]
+
+    @property
+    def title(self) -> str:
+        return self.table.title.removesuffix(".")
+
+    @property
     def has_curves(self) -> bool:
         """Whether a place is a step of training."""
         return any(isinstance(repeat.evaluation, str) for repeats in self.places.values() for repeat in repeats)
@@ -173,26 +181,39 @@ class Grid:
     def metric(self, place: Place) -> Metric | None:
         return self.places[place][0].metric if place in self.places else None
 
-    def repeats(self, found: Results, place: Place, metric: str = "") -> list[float | None]:
+    def repeats(self, results: Results, place: Place, metric: str = "") -> list[float | None]:
         """A number for each repeat, as shown. metric: another one, as files have it."""
         numbers: list[float | None] = []
         for repeat in self.places.get(place, ()):
-            metrics = found.by_evaluation.get((repeat.run.name, str(repeat.evaluation)), {})
+            metrics = results.by_evaluation.get((repeat.run.name, str(repeat.evaluation)), {})
             value = value_of(metrics, metric or repeat.metric.name)
             numbers.append(value if value is None or metric else value * repeat.metric.factor)
         return numbers
 
-    def values(self, found: Results, place: Place, metric: str = "") -> list[float]:
+    def values(self, results: Results, place: Place, metric: str = "") -> list[float]:
         """The repeats that are there."""
-        return [value for value in self.repeats(found, place, metric) if value is not None]
+        return [value for value in self.repeats(results, place, metric) if value is not None]
 
-    def is_whole(self, found: Results, place: Place) -> bool:
-        return place in self.places and None not in self.repeats(found, place)
+    def is_whole(self, results: Results, place: Place) -> bool:
+        return place in self.places and None not in self.repeats(results, place)
 
-    def beyond(self, found: Results, block: str, row: str, columns: Sequence[str]) -> list[float]:
+    def beyond(self, results: Results, block: str, row: str, columns: Sequence[str]) -> list[float]:
         """The mean over some columns, for all repeats that have them all."""
-        lines = zip(*(self.repeats(found, (block, row, column)) for column in columns), strict=False)
+        lines = zip(*(self.repeats(results, (block, row, column)) for column in columns), strict=False)
         return [statistics.fmean(v for v in line if v is not None) for line in lines if None not in line]
+
+
+def of_sizes(title: str, rows: Mapping[str, tuple[Run, bool]], sizes: Sequence[int], **more: str) -> Grid:
+    """Runs at many sizes: a row for a run, with positions interpolated or as they are, and a column for a size."""
+    columns = {f"{size} px": Column(size=size) for size in sizes}
+    places: dict[Place, tuple[Repeat, ...]] = {}
+    for row, (run, interpolated) in rows.items():
+        for name, column in columns.items():
+            evaluation = Evaluation.at(column.size, trained=run.side, interpolated=interpolated, **more)
+            places["", row, name] = (Repeat(run, evaluation, run.metric()),)
+    shown = {row: Row(dashed=interpolated) for row, (_, interpolated) in rows.items()}
+    encodings = {row: run.wanted.model.encoding for row, (run, _) in rows.items()}
+    return Grid(Table(title=title, rows=shown, columns=columns), places, encodings)
 
 
 @cache

@@ -42,57 +42,44 @@ def load_pyplot() -> Any:
     return pyplot
 
 
+def subplots(*shape: int, size: tuple[float, float] = (7.6, 4.6), **options: Any) -> tuple[Any, Any]:
+    """A figure of a size in inches and its axes, open at the top and at the right."""
+    figure, axes = load_pyplot().subplots(*shape, figsize=size, layout="constrained", **options)
+    for axis in figure.axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
 def _spread(wanted: Sequence[float], gap: float) -> list[float]:
     """Heights near the wanted ones and at least `gap` apart, so that labels do not lie on each other."""
+    from scipy.optimize import isotonic_regression
+
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    groups: list[tuple[list[int], float]] = []  # members from below, and the middle of the group
-    for i in order:
-        members, middle = [i], wanted[i]
-        while groups and middle - gap * (len(members) - 1) / 2 - groups[-1][1] < gap * (len(groups[-1][0]) + 1) / 2:
-            below, height = groups.pop()
-            middle = (height * len(below) + middle * len(members)) / (len(below) + len(members))
-            members = below + members
-        groups.append((members, middle))
-    heights = [0.0] * len(wanted)
-    for members, middle in groups:
-        for place, i in enumerate(members):
-            heights[i] = middle + gap * (place - (len(members) - 1) / 2)
-    return heights
+    lowered = isotonic_regression([wanted[i] - gap * place for place, i in enumerate(order)]).x if order else []
+    return [lowered[order.index(i)] + gap * order.index(i) for i in range(len(wanted))]
 
 
 def curves(
     path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: int, title: str, metric: Metric
 ) -> None:
     """Values over the resolution, each curve with its name at its end; the trained resolution is marked."""
-    pyplot = load_pyplot()
-    figure, axis = pyplot.subplots(figsize=(7.6, 4.6), layout="constrained")
+    figure, axis = subplots()
     axis.axvline(trained, color="black", linewidth=0.8, linestyle=":")
     at = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
     axis.annotate("trained here", (trained, 0.02), (3, 0), **at, fontsize=8, color="#444444")
-    ends: list[tuple[float, Line]] = []
+    lines = [line for line in lines if any(v is not None for v in line.values)]
+    ends = [[v for v in line.values if v is not None][-1] for line in lines]
     for line in lines:
-        points = [(size, v) for size, v in zip(sizes, line.values, strict=True) if v is not None]
-        if not points:
-            continue
         wide = 2.6 if line.encoding == "pape" else 1.6
-        style: dict[str, Any] = dict(color=line.ink, linewidth=wide, marker="o", markersize=wide + 2)
-        axis.plot(*zip(*points, strict=True), linestyle="--" if line.dashed else "-", **style)
-        _band(axis, sizes, line)
-        ends.append((points[-1][1], line))
-    low, high = (0.0, 102.0) if metric.unit == "%" else axis.get_ylim()
-    for height, (value, line) in zip(_spread([v for v, _ in ends], (high - low) / 20), ends, strict=True):
-        axis.annotate(
-            f"{line.name}  {value:.{1 if metric.unit == '%' else 2}f}",
-            (1.0, height),
-            (8, 0),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            color=line.ink,
-            fontsize=9.5,
-            fontweight="bold" if line.encoding == "pape" else "normal",
-            va="center",
-            annotation_clip=False,
+        _plot(
+            axis, sizes, line, linewidth=wide, marker="o", markersize=wide + 2, linestyle="--" if line.dashed else "-"
         )
+    low, high = (0.0, 102.0) if metric.unit == "%" else axis.get_ylim()
+    for height, value, line in zip(_spread(ends, (high - low) / 20), ends, lines, strict=True):
+        at = dict(xycoords=("axes fraction", "data"), textcoords="offset points", annotation_clip=False, va="center")
+        look = dict(color=line.ink, fontsize=9.5, fontweight="bold" if line.encoding == "pape" else "normal")
+        text = f"{line.name}  {value:.{1 if metric.unit == '%' else 2}f}"
+        axis.annotate(text, (1.0, height), (8, 0), **at, **look)
     ylabel = f"{metric.label}, {metric.unit}" if metric.unit else metric.label
     axis.set(title=title, xlabel="size of the test samples, pixels per side", ylabel=ylabel, ylim=(low, high))
     axis.set_xscale("log")
@@ -100,33 +87,38 @@ def curves(
     axis.minorticks_off()
     axis.margins(x=0.02)
     axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
     save(figure, path)
 
 
-def _band(axis: Any, xs: Sequence[float], line: Line) -> None:
-    band = [
-        (x, v - s, v + s)
-        for x, v, s in zip(xs, line.values, line.spread or [None] * len(xs), strict=True)
-        if v is not None and s is not None
-    ]
-    if band:
+def _plot(axis: Any, xs: Sequence[float], line: Line, **style: Any) -> None:
+    """A curve through what was measured, and its band."""
+    points = [(x, v) for x, v in zip(xs, line.values, strict=True) if v is not None]
+    axis.plot(*zip(*points, strict=True), color=line.ink, **style)
+    there = zip(xs, line.values, line.spread or [None] * len(xs), strict=True)
+    if band := [(x, v - s, v + s) for x, v, s in there if v is not None and s is not None]:
         axis.fill_between(*zip(*band, strict=True), color=line.ink, alpha=0.15, linewidth=0)
 
 
 def losses(path: Path, steps: Sequence[int], lines: Sequence[Line], *, title: str) -> None:
     """Training losses over the steps, with a legend in the order of their last values."""
-    pyplot = load_pyplot()
-    figure, axis = pyplot.subplots(figsize=(7.6, 4.6), layout="constrained")
+    figure, axis = subplots()
     for line in sorted(lines, key=lambda line: -(line.values[-1] or 0.0)):
-        points = [(step, v) for step, v in zip(steps, line.values, strict=True) if v is not None]
-        axis.plot(*zip(*points, strict=True), color=line.ink, linewidth=1.6, label=line.name)
-        _band(axis, steps, line)
+        _plot(axis, steps, line, linewidth=1.6, label=line.name)
     axis.set(title=title, xlabel="step", ylabel="training loss")
     axis.legend(fontsize=8, frameon=False)
     axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
     save(figure, path)
+
+
+def bars(axis: Any, groups: Sequence[str], lines: Sequence[Line], errors: Sequence[Any] = ()) -> list[list[float]]:
+    """A group of bars per name, a bar per line, and a legend below. errors: whiskers of each line. Gives the places."""
+    wide = 0.85 / len(lines)
+    places = [[x + (i - len(lines) / 2 + 0.5) * wide for x in range(len(groups))] for i in range(len(lines))]
+    for place, line, whiskers in zip(places, lines, errors or [None] * len(lines), strict=True):
+        axis.bar(place, line.values, wide, yerr=whiskers, color=line.ink, label=line.name, capsize=3)
+    axis.set_xticks(range(len(groups)), groups)
+    axis.legend(ncols=7, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    return places
 
 
 def save(figure: Any, path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..encodings.looks import LOOKS, label
 from ..metrics import significance
@@ -25,34 +26,28 @@ INKS = (
 )
 
 
-@dataclass(frozen=True)
-class Group:
-    """Columns that are shown together, and those of them beyond the trained size."""
+class Group(NamedTuple):
+    """Columns that are shown together, and those of them beyond the trained size. suffix: of file names."""
 
     caption: str
     columns: dict[str, Column]
     beyond: tuple[str, ...] = ()
-    suffix: str = ""  # of file names
-
-    @property
-    def lower_caption(self) -> str:
-        return self.caption[0].lower() + self.caption[1:]
+    suffix: str = ""
 
 
 def groups(grid: Grid) -> list[Group]:
     """Positions as they are, and interpolated, if a study over seeds has both; the trained size belongs to both."""
     columns = grid.table.columns
     if not grid.table.seeds:
-        return [Group("All", columns)]
+        return [Group("all", columns)]
     trained = min((column.size for column in columns.values() if column.size), default=0)
-
-    def group(caption: str, some: dict[str, Column], suffix: str = "") -> Group:
-        return Group(caption, some, tuple(n for n, c in some.items() if c.size and c.size > trained), suffix)
-
     plain = {name: c for name, c in columns.items() if c.interpolate is False}
     other = {name: c for name, c in columns.items() if c.size == trained or name not in plain}
-    found = [group("Positions as they are", plain)]
-    return [*found, group("Positions interpolated", other, "-interpolated")] if len(plain) < len(columns) else found
+    kinds = [("positions as they are", plain, ""), ("positions interpolated", other, "-interpolated")]
+    return [
+        Group(caption, shown, tuple(name for name, c in shown.items() if c.size > trained), suffix)
+        for caption, shown, suffix in (kinds if len(plain) < len(columns) else kinds[:1])
+    ]
 
 
 def spread(values: Sequence[float], repeats: int, digits: int = 1) -> str:
@@ -65,13 +60,13 @@ def spread(values: Sequence[float], repeats: int, digits: int = 1) -> str:
     return message if len(values) == repeats else f"{message} ({len(values)} of {repeats})"
 
 
-def cell(grid: Grid, found: Results, place: Place) -> str:
+def cell(grid: Grid, results: Results, place: Place) -> str:
     """What the table shows for a place."""
     _, row, column = place
-    values, metric, repeats = grid.values(found, place), grid.metric(place), grid.places.get(place, ())
+    values, metric, repeats = grid.values(results, place), grid.metric(place), grid.places.get(place, ())
     message = spread(values, len(repeats), 1 if metric is None or metric.factor == 100 else 2)
     if values and grid.table.columns[column].count and metric is not None:
-        samples = grid.values(found, place, "samples")
+        samples = grid.values(results, place, "samples")
         right = sum(value / metric.factor * count for value, count in zip(values, samples, strict=True))
         message += f" = {round(right)}/{round(sum(samples))}"
     if not grid.table.paper:
@@ -80,33 +75,25 @@ def cell(grid: Grid, found: Results, place: Place) -> str:
     return f"{message} ({UNMEASURED if figure is None else f'{figure:.1f}'})"
 
 
-def markdown(grid: Grid, found: Results) -> str:
+def markdown(grid: Grid, results: Results) -> str:
     """A table for each block and group of columns, a legend, tests that the table asks for, and sentences on it."""
-    parts, table = [f"{table_title(grid)}."], grid.table
-    for block in _blocks(grid):
+    parts, table = [f"{grid.title}."], grid.table
+    for block in grid.blocks:
         for group in groups(grid):
             lines = []
             for row in grid.rows:
-                shown = [row, *(cell(grid, found, (block, row, name)) for name in group.columns)]
+                shown = [row, *(cell(grid, results, (block, row, name)) for name in group.columns)]
                 if len(group.beyond) > 1:
-                    shown.append(spread(grid.beyond(found, block, row, group.beyond), len(table.seeds)))
+                    shown.append(spread(grid.beyond(results, block, row, group.beyond), len(table.seeds)))
                 lines.append(shown)
             header = ["", *(name.removesuffix(" interpolated") for name in group.columns)]
             header += [BEYOND] if len(group.beyond) > 1 else []
-            caption = f"{group.caption}, {block}:\n\n" if block else ""
+            caption = f"{group.caption.capitalize()}, {block}:\n\n" if block else ""
             parts.append(f"{caption}{as_text(header, lines)}")
-    return "\n\n".join([*parts, _legend(grid, found), *comparison(grid, found), *reading(grid, found)])
+    return "\n\n".join([*parts, _legend(grid, results), *comparison(grid, results), *reading(grid, results)])
 
 
-def table_title(grid: Grid) -> str:
-    return grid.table.title.removesuffix(".")
-
-
-def _blocks(grid: Grid) -> list[str]:
-    return list(dict.fromkeys(block for block, _, _ in grid.places)) or [""]
-
-
-def _legend(grid: Grid, found: Results) -> str:
+def _legend(grid: Grid, results: Results) -> str:
     """What the numbers are, and of how many runs and samples."""
     table, seeds = grid.table, grid.table.seeds
     metrics = dict.fromkeys(repeats[0].metric for repeats in grid.places.values())
@@ -121,8 +108,8 @@ def _legend(grid: Grid, found: Results) -> str:
         message[0] += ", mean ± sample standard deviation over folds where there are several"
     if table.paper:
         message[0] += ", the paper's figure in parentheses"
-    for block in _blocks(grid) if seeds else ():
-        counts = {int(n) for place in grid.places if place[0] == block for n in grid.values(found, place, "samples")}
+    for block in grid.blocks if seeds else ():
+        counts = {int(n) for place in grid.places if place[0] == block for n in grid.values(results, place, "samples")}
         if counts:
             message.append(f"{_list(sorted(counts))} samples of {block}")
     lines = [f"{'; '.join(message)}."]
@@ -132,8 +119,8 @@ def _legend(grid: Grid, found: Results) -> str:
         lines.append("Losses are of training, as means over the steps since the last one that was written.")
     lines.append(f"{UNMEASURED}: not measured.")
     if not seeds:
-        places = [(block, row, name) for block in _blocks(grid) for row in grid.rows for name in table.columns]
-        lines.append(f"Measured: {sum(grid.is_whole(found, place) for place in places)} of {len(places)}.")
+        places = [(block, row, name) for block in grid.blocks for row in grid.rows for name in table.columns]
+        lines.append(f"Measured: {sum(grid.is_whole(results, place) for place in places)} of {len(places)}.")
     text = " ".join(lines)
     return text if text[1:2].isupper() else text[0].upper() + text[1:]  # mAP stays as it is
 
@@ -143,12 +130,12 @@ def _list(things: Sequence[object]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def comparison(grid: Grid, found: Results) -> list[str]:
+def comparison(grid: Grid, results: Results) -> list[str]:
     """The tests of [compare], on the paper's figures and on ours as far as there are any."""
-    if not grid.table.compare:
+    if grid.table.compare is None:
         return []
-    rows, columns = grid.table.compare["rows"], grid.table.compare["columns"]
-    ours = [[v for c in columns for v in grid.values(found, ("", row, c))] for row in rows]
+    rows, columns = grid.table.compare.rows, grid.table.compare.columns
+    ours = [[v for c in columns for v in grid.values(results, ("", row, c))] for row in rows]
     theirs = [[v for c in columns if (v := grid.table.published(row, c)) is not None] for row in rows]
     names = (label(rows[0]), label(rows[1]))
     return [
@@ -158,19 +145,19 @@ def comparison(grid: Grid, found: Results) -> list[str]:
     ]
 
 
-def reading(grid: Grid, found: Results) -> list[str]:
+def reading(grid: Grid, results: Results) -> list[str]:
     """Which row is chosen, if the table asks that. For each block and group of a study: what holds up best beyond the
     trained size, by how much, how surely."""
     lines, seeds, choose = [], len(grid.table.seeds), grid.table.choose
-    for block in _blocks(grid) if choose else ():
-        means = {row: statistics.fmean(v) for row in grid.rows if (v := grid.values(found, (block, row, choose)))}
+    for block in grid.blocks if choose else ():
+        means = {row: statistics.fmean(v) for row in grid.rows if (v := grid.values(results, (block, row, choose)))}
         metric = grid.metric((block, grid.rows[0], choose))
         if means and metric is not None:
             best = (max if metric.higher_is_better else min)(means, key=lambda row: means[row])
             lines.append(f"- Best by {choose}, of {len(means)} of {len(grid.rows)} rows: {best}.")
-    for block in _blocks(grid) if seeds > 1 else ():
+    for block in grid.blocks if seeds > 1 else ():
         for group in groups(grid):
-            values = {row: grid.beyond(found, block, row, group.beyond) for row in grid.rows}
+            values = {row: grid.beyond(results, block, row, group.beyond) for row in grid.rows}
             whole = [row for row in grid.rows if len(values[row]) == seeds]
             if len(whole) < 2 or len(group.beyond) < 2:
                 continue
@@ -182,61 +169,62 @@ def reading(grid: Grid, found: Results) -> list[str]:
             message = [f"{label(row)} {spread(values[row], seeds)}" for row in (first, second)]
             among = "" if len(whole) == len(grid.rows) else f", among the {len(whole)} of {len(grid.rows)} whole rows,"
             lines.append(
-                f"- {block}, {group.lower_caption}: best beyond the trained size{among} is {message[0]}, "
+                f"- {block}, {group.caption}: best beyond the trained size{among} is {message[0]}, "
                 f"next {message[1]}; the gap is {gap:.1f} points, with a standard error of {error:.1f}."
             )
     return ["\n".join(lines)] if lines else []
 
 
-def as_rows(grid: Grid, found: Results) -> list[list[object]]:
+def as_rows(grid: Grid, results: Results) -> list[list[object]]:
     """A line per place: mean, spread and number of repeats, and the paper's figure."""
     lines: list[list[object]] = []
-    for block in _blocks(grid):
-        for row in grid.rows:
-            for column in grid.table.columns:
-                place = (block, row, column)
-                values, metric = grid.values(found, place), grid.metric(place)
-                mean = statistics.fmean(values) if values else ""
-                deviation = statistics.stdev(values) if len(values) > 1 else ""
-                name, unit = ("", "") if metric is None else (metric.name, metric.unit)
-                message = [name, unit, mean, deviation, len(values), grid.table.published(row, column)]
-                lines.append([block, row, column, *message])
+    for place in itertools.product(grid.blocks, grid.rows, grid.table.columns):
+        values, metric = grid.values(results, place), grid.metric(place)
+        mean, deviation = _mean(values), _deviation(values)
+        about = ["", ""] if metric is None else [metric.name, metric.unit]
+        lines.append([*place, *about, mean, deviation, len(values), grid.table.published(*place[1:])])
     return lines
 
 
-def write(grid: Grid, found: Results, text: Path, numbers: Path, plot: Path, title: str = "") -> list[Path]:
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def write(grid: Grid, results: Results, text: Path, numbers: Path, plot: Path, title: str = "") -> list[Path]:
     """The table as Markdown and CSV, and plots: values by size for each block and group, and losses by step.
 
     plot: the file of a grid without blocks; a block has its own, named after it, in the same folder."""
     paths = [text, numbers]
-    checkpoint.write(text, f"{markdown(grid, found)}\n".encode())
-    rows.write(numbers, COLUMNS, as_rows(grid, found))
-    for block in _blocks(grid):
+    checkpoint.write(text, f"{markdown(grid, results)}\n".encode())
+    rows.write(numbers, COLUMNS, as_rows(grid, results))
+    for block in grid.blocks:
         for group in groups(grid):
             path = plot.with_name(f"{block}{group.suffix}.png") if block else plot
-            paths += curves(grid, found, block, group, path, title)
+            paths += curves(grid, results, block, group, path, title)
         if grid.has_curves:
-            paths += _losses(grid, found, block, plot.with_name(f"{block}-loss.png"))
+            paths += _losses(grid, results, block, plot.with_name(f"{block}-loss.png"))
     return paths
 
 
-def curves(grid: Grid, found: Results, block: str, group: Group, path: Path, title: str = "") -> list[Path]:
+def curves(grid: Grid, results: Results, block: str, group: Group, path: Path, title: str = "") -> list[Path]:
     """Values by size, if the columns are two or more sizes and something was measured."""
     columns = {name: c for name, c in group.columns.items() if c.size}
     lines, counts = [], set()
     for row in grid.rows:
-        values = [grid.values(found, (block, row, name)) for name in columns]
-        means = [statistics.fmean(v) if v else None for v in values]
-        spreads = [statistics.stdev(v) if len(v) > 1 else None for v in values]
+        values = [grid.values(results, (block, row, name)) for name in columns]
         counts |= {len(v) for v in values}
-        lines.append(_line(grid, row, means, spreads))
+        lines.append(_line(grid, row, list(map(_mean, values)), list(map(_deviation, values))))
     if len(columns) < 2 or len(columns) < len(grid.table.columns) * (not block) or not counts - {0}:
         return []
     metric = next(repeats[0].metric for (b, _, c), repeats in grid.places.items() if b == block and c in columns)
     if block:
-        title = f"{block}, {group.lower_caption}: mean and spread of {_seeds(grid, counts)}"
-    sizes, trained = [c.size or 0 for c in columns.values()], grid.trained(block)
-    plots.curves(path, sizes, lines, trained=trained, title=title or table_title(grid), metric=metric)
+        title = f"{block}, {group.caption}: mean and spread of {_seeds(grid, counts)}"
+    sizes, trained = [c.size for c in columns.values()], grid.trained(block)
+    plots.curves(path, sizes, lines, trained=trained, title=title or grid.title, metric=metric)
     return [path]
 
 
@@ -251,26 +239,22 @@ def _seeds(grid: Grid, counts: set[int]) -> str:
 def _line(grid: Grid, row: str, values: Sequence[float | None], spreads: Sequence[float | None] = ()) -> plots.Line:
     """The curve of a row, in the colour of its encoding if it is named after one."""
     encoding = grid.encodings.get(row) or grid.table.rows[row].changes.get("model.encoding", "")
-    own = row in LOOKS or row in grid.encodings
-    ink = "" if own else INKS[list(grid.table.rows).index(row) % len(INKS)]
-    dashed = grid.table.rows[row].dashed
-    return plots.Line(label(row), encoding, values, dashed=dashed, spread=spreads, colour=ink)
+    is_named = row in LOOKS or row in grid.encodings
+    ink = "" if is_named else INKS[list(grid.table.rows).index(row) % len(INKS)]
+    return plots.Line(label(row), encoding, values, grid.table.rows[row].dashed, spreads, ink)
 
 
-def _losses(grid: Grid, found: Results, block: str, path: Path) -> list[Path]:
+def _losses(grid: Grid, results: Results, block: str, path: Path) -> list[Path]:
     points: dict[str, dict[int, list[float]]] = {}  # row, step: losses of all repeats
     names = {r.run.name: row for (b, row, _), repeats in grid.places.items() if b == block for r in repeats}
-    for (run, evaluation), metrics in found.by_evaluation.items():
+    for (run, evaluation), metrics in results.by_evaluation.items():
         step, row = evaluation.removeprefix("step="), names.get(run)
         if row is not None and step.isdecimal() and TRAINING_LOSS.name in metrics:
             points.setdefault(row, {}).setdefault(int(step), []).append(metrics[TRAINING_LOSS.name])
-    steps = sorted({step for some in points.values() for step in some})
+    steps = sorted({step for losses in points.values() for step in losses})
+    lines = [_line(grid, row, [_mean(losses.get(step, [])) for step in steps]) for row, losses in points.items()]
+    counts = {len(repeats) for losses in points.values() for repeats in losses.values()}
     if not steps:
         return []
-    lines = [
-        _line(grid, row, [statistics.fmean(some[step]) if step in some else None for step in steps])
-        for row, some in points.items()
-    ]
-    counts = {len(losses) for some in points.values() for losses in some.values()}
     plots.losses(path, steps, lines, title=f"{block}: mean training loss of {_seeds(grid, counts)}")
     return [path]

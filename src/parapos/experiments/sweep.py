@@ -8,10 +8,9 @@ from pathlib import Path
 from ..encodings.looks import label
 from ..training import fit
 from . import render
-from .grid import Grid, Place, Repeat, Results, Run, check_sizes, collect
+from .grid import Grid, Results, Run, check_sizes, collect, of_sizes
 from .schedule import run_all
-from .store import Cells, Evaluation, ReportError
-from .tables_spec import Column, Row, Table
+from .store import Cells, ReportError
 
 INTERPOLATE = {"both": (False, True), "on": (True,), "off": (False,)}
 
@@ -39,25 +38,16 @@ def resolve(
     names = [folder.resolve().name for folder in runs]
     if len({folder.resolve() for folder in runs}) < len(runs) or len(set(names)) < len(names):
         raise ReportError("runs of one sweep must be different ones with different names, got one of them twice")
-    columns = {f"{size} px": Column(size=size) for size in sorted(set(sizes))}
     encodings = [wanted.model.encoding for wanted in recipes]
-    table_rows: dict[str, Row] = {}
-    places: dict[Place, tuple[Repeat, ...]] = {}
-    shown: dict[str, str] = {}
+    rows: dict[str, tuple[Run, bool]] = {}
     for folder, wanted, name in zip(runs, recipes, names, strict=True):
         check_sizes(str(folder), wanted, sizes)
         Cells(folder)  # tells that there are no weights, or that cells.csv is damaged
         known = label(wanted.model.encoding) if encodings.count(wanted.model.encoding) == 1 else name
         run = Run("", {}, folder, wanted, label=known, given=True)
-        for interpolated in INTERPOLATE[interpolate]:
-            row = f"{known}, interpolated" if interpolated else known
-            table_rows[row], shown[row] = Row(dashed=interpolated), wanted.model.encoding
-            more = dict(data=data, split=split, root=root)
-            for column, spec in columns.items():
-                evaluation = Evaluation.at(spec.size or 0, trained=trained, interpolated=interpolated, **more)
-                places["", row, column] = (Repeat(run, evaluation, run.metric()),)
+        rows |= {f"{known}, interpolated" if x else known: (run, x) for x in INTERPOLATE[interpolate]}
     title = title or f"{data or recipes[0].data.name}, {split}: trained at {trained} px, tested at other sizes"
-    return Grid(Table(name="sweep", title=title, rows=table_rows, columns=columns), places, shown)
+    return of_sizes(title, rows, sorted(set(sizes)), data=data, split=split, root=root)
 
 
 def run(grid: Grid, tell: Callable[[str], object] = lambda line: None, batch: int | None = None) -> Results:
@@ -66,6 +56,6 @@ def run(grid: Grid, tell: Callable[[str], object] = lambda line: None, batch: in
     return collect(grid.jobs)
 
 
-def write(grid: Grid, found: Results, out: Path) -> list[Path]:
+def write(grid: Grid, results: Results, out: Path) -> list[Path]:
     """OUT/sweep.md, sweep.csv and sweep.png."""
-    return render.write(grid, found, out / "sweep.md", out / "sweep.csv", out / "sweep.png")
+    return render.write(grid, results, out / "sweep.md", out / "sweep.csv", out / "sweep.png")

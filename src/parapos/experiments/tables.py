@@ -74,7 +74,7 @@ def resolve(table: Table, root: Path, changes: Mapping[str, str], only: Sequence
                         runs[folder] = Run(source, own, folder, recipe.load(source, own))
                     run = runs[folder]
                     if not number and not column.loss_at:
-                        check_sizes(f"{table.name}: {folder.name}", run.wanted, [column.size or 0])
+                        check_sizes(f"{table.name}: {folder.name}", run.wanted, [column.size])
                     repeats.append(_repeat(table, run, row, name, column))
                 places[block, row, name] = tuple(repeats)
     return Grid(table, places, only=tuple(only))
@@ -141,17 +141,17 @@ def check_metrics(grid: Grid, job: Job) -> None:
                 )
 
 
-def write(grid: Grid, found: Results, out: Path) -> list[Path]:
+def write(grid: Grid, results: Results, out: Path) -> list[Path]:
     """OUT.md, OUT.csv and a plot; of a study over seeds table.md, table.csv and plots in the folder OUT."""
     base = out / "table" if grid.table.seeds else out
     text, numbers, plot = (base.with_name(f"{base.name}{end}") for end in (".md", ".csv", ".png"))
-    return render.write(grid, found, text, numbers, plot)
+    return render.write(grid, results, text, numbers, plot)
 
 
-def write_raw(found: Results, out: Path) -> list[Path]:
+def write_raw(results: Results, out: Path) -> list[Path]:
     """OUT/cells.csv and curves.csv: the evaluations, and what was logged during training."""
     for name, of_curve in (("cells", False), ("curves", True)):
-        some = {key: value for key, value in found.scores.items() if key[1].startswith("step=") == of_curve}
+        some = {key: value for key, value in results.scores.items() if key[1].startswith("step=") == of_curve}
         store.write(out / f"{name}.csv", some)
     return [out / "cells.csv", out / "curves.csv"]
 
