@@ -245,9 +245,9 @@ def test_maps_leave_out_the_class_token():
         net(image[None])
     row = found[1].parts().distance[0, 2, 1 + 1 * 6 + 4]  # after the class token, row 2, column 5 of 4 x 6
     assert torch.equal(maps.distance.flatten(), row[1:])
-    assert maps.distance.shape == (4, 6)
+    assert maps.distance.shape == (1, 4, 6)
     assert maps.distance[maps.query] == 0
-    assert maps.query == (1, 4)
+    assert maps.query == (0, 1, 4)
 
 
 def test_choice_of_a_head():

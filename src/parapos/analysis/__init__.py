@@ -24,7 +24,7 @@ from ..models.event_vit import EventBackbone
 from ..models.vit import PatchBackbone
 from ..training import checkpoint, fit
 from . import clouds, plot
-from .maps import COLUMNS, Maps, Strip, make_event_strip, make_maps, make_video_strip, save
+from .maps import COLUMNS, Strip, make_event_strip, make_maps, make_video_strip, save
 from .scores import TAU, score_heads
 from .scores import Heads as Heads  # for callers of this package
 from .scores import watch as watch
@@ -94,7 +94,7 @@ def run(
         options |= {"tau": tau, "scaled": scaled}
         about = {"run": folder.name, "split": split, "tau": tau, "scaled": scaled, **about}
         return _run_points(model, dataset, out, index, what, about, collate=task.collate, tell=tell, **options)
-    make: Callable[..., Maps | Strip]
+    make: Callable[..., Strip]
     if isinstance(model, ViViT):
         sample = dataset[index]
         make = partial(make_video_strip, model, sample["video"], int(sample["tubelets"]), levels=_levels(dataset))
@@ -116,20 +116,16 @@ def run(
     make(layer=layer or 1, head=head or 1, query=query)  # tells a mistake before the work begins
     checkpoint.check_writable(out)
     samples = samples or (IMAGES if isinstance(model, PatchBackbone) else STREAMS)
-    found = score_heads(model, dataset, samples, collate=task.collate, tau=tau, scaled=scaled, tell=tell)
+    heads = score_heads(model, dataset, samples, collate=task.collate, tau=tau, scaled=scaled, tell=tell)
     name = label(about["encoding"])
     paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]
-    plot.heads(paths[0], found.z, found.bounded, title=f"{name}, {found.samples} samples of {wanted.data.name}")
-    message = found.as_json(run=folder.name, split=split, size=wanted.data.size or None, tau=tau, scaled=scaled)
+    plot.heads(paths[0], heads.z, heads.bounded, title=f"{name}, {heads.samples} samples of {wanted.data.name}")
+    message = heads.as_json(run=folder.name, split=split, size=wanted.data.size or None, tau=tau, scaled=scaled)
     checkpoint.write(paths[1], f"{message}\n".encode())
-    layer, head = choose(found.bounded, layer, head)
-    maps, title = make(layer=layer, head=head, query=query), f"{name}, layer {layer}, head {head}, {what}"
-    if isinstance(maps, Strip):
-        plot.draw(paths[2], maps, title=title)
-    else:
-        place = f"query (orange): row {maps.query[0] + 1}, column {maps.query[1] + 1}"
-        plot.maps(paths[2], [maps], title=f"{title}, {place}")
-    save(paths[3], maps)
+    layer, head = choose(heads.bounded, layer, head)
+    strip = make(layer=layer, head=head, query=query)
+    plot.draw(paths[2], [strip], title=f"{name}, layer {layer}, head {head}, {what}")
+    save(paths[3], strip)
     return paths
 
 
@@ -174,17 +170,17 @@ def look_inside(folder: Path, out: Path, sizes: Sequence[int]) -> list[Path]:
     model, _ = load(folder)
     wanted = fit.load_run(folder)
     small, large = sizes[0], sizes[-1]
-    found = score_heads(model, wanted.dataset("test"), 64, batch=16)
+    heads = score_heads(model, wanted.dataset("test"), 64, batch=16)
     files = [out / "heads.png", out / "maps.png"]
-    plot.heads(files[0], found.z, found.bounded, title="PaPE")
-    layer, head = choose(found.bounded, None, None)
+    plot.heads(files[0], heads.z, heads.bounded, title="PaPE")
+    layer, head = choose(heads.bounded, None, None)
     rows = []
     for size in (small, large):
         image = wanted.dataset("test", size=size)[0]["image"]
         grid = size // getattr(model, "patch", 1)
         query = (max(1, grid * 3 // 8), max(1, grid * 5 // 8))
         rows.append(make_maps(model, image, layer=layer, head=head, query=query, name=f"{size} px"))
-    plot.maps(files[1], rows, title=f"PaPE, layer {layer}, head {head}: the same model at two resolutions")
+    plot.draw(files[1], rows, title=f"PaPE, layer {layer}, head {head}: the same model at two resolutions")
     return files
 
 
@@ -238,6 +234,6 @@ def _patch_at(frame: predict.Frame, at: tuple[float, float], patch: int) -> tupl
     height, width = frame.sample["image"].shape[1:]
     if not (0 <= x < width and 0 <= y < height):
         (left, top), (wide, high) = frame.shift, (width * frame.zoom[0], height * frame.zoom[1])
-        told = f"{left:.0f} to {left + wide:.0f} and {top:.0f} to {top + high:.0f}"
-        raise ReportError(f"at must be a place that the model sees, x and y from {told}, got {at[0]:g},{at[1]:g}")
+        limits = f"{left:.0f} to {left + wide:.0f} and {top:.0f} to {top + high:.0f}"
+        raise ReportError(f"at must be a place that the model sees, x and y from {limits}, got {at[0]:g},{at[1]:g}")
     return int(y // patch) + 1, int(x // patch) + 1

@@ -1,8 +1,8 @@
 """What one query sees: the parts of its scores, laid out as the image, the video or the event stream it looks at.
 
-C columns of a strip, L tokens. An image gives one grid of patches, `Maps`. A video gives a `Strip` with a column per
-tubelet. Events have tokens anywhere in time: their strip divides the time from the first token to the last into equal
-columns, and a cell shows the newest of its tokens there, or nothing. Padding and class tokens are not shown.
+C columns of a strip, L tokens. An image gives a `Strip` of one column, a video one with a column per tubelet. Events
+have tokens anywhere in time: their strip divides the time from the first token to the last into equal columns, and a
+cell shows the newest of its tokens there, or nothing. Padding and class tokens are not shown.
 """
 
 from __future__ import annotations
@@ -24,26 +24,15 @@ from ..training import checkpoint
 from .scores import watch
 
 COLUMNS = 6  # of a strip of events
+IMAGE = "image and query"  # the kind of a strip with one picture
 PARTS = ("distance", "direction", "semantics", "attention")
 ON, OFF = (0.835, 0.18, 0.0), (0.0, 0.33, 0.70)  # colours of events
 
 
 @dataclass(frozen=True)
-class Maps:
-    """What a query sees of an image: each map is (rows, cols); query is its row and column, counted from 0."""
-
-    name: str
-    image: Tensor  # (3, H, W) in [0, 1]
-    query: tuple[int, int]
-    distance: Tensor
-    direction: Tensor
-    semantics: Tensor
-    attention: Tensor
-
-
-@dataclass(frozen=True)
 class Strip:
-    """Maps through time (C, rows, cols), NaN where there is no token. query: its column, row and col, from 0.
+    """Maps through time (C, rows, cols), NaN where there is no token; those of an image have one column. query: its
+    column, row and col, from 0.
 
     shares (C,): the attention that all tokens of a column get. data: more arrays for the file of numbers.
     """
@@ -69,7 +58,7 @@ def make_maps(
     head: int,
     query: Sequence[float] | None = None,
     name: str = "",
-) -> Maps:
+) -> Strip:
     """Maps of a query on an image (3, H, W). layer and head from 1; query: row and column of a patch from 1, the
     middle if not given."""
     patch = getattr(model, "patch", 1)
@@ -78,9 +67,10 @@ def make_maps(
         raise ReportError(f"sides of the image must be multiples of the model's patch size {patch}, got {message}")
     rows, cols = image.shape[1] // patch, image.shape[2] // patch
     row, col = _place(query, {"row": rows, "column": cols})
-    found = _look(model, [image[None]], rows * cols, row * cols + col, layer, head)
-    grids = {part: values.unflatten(0, (rows, cols)) for part, values in found.items()}
-    return Maps(name=name, image=image, query=(row, col), **grids)
+    looked = _look(model, [image[None]], rows * cols, row * cols + col, layer, head)
+    grids = {part: values.view(1, rows, cols) for part, values in looked.items()}
+    place = f"row {row + 1}, column {col + 1}"
+    return Strip((name,), image[None], IMAGE, (0, row, col), place, shares=grids["attention"].sum((1, 2)), **grids)
 
 
 def make_video_strip(
@@ -103,8 +93,8 @@ def make_video_strip(
         raise ReportError(f"the video of {frames} frames {message}")
     step, row, col = _place(query, {"tubelet": tubelets, "row": rows, "column": cols})
     at = (step * rows + row) * cols + col
-    found = _look(model, [video[None], torch.tensor([tubelets])], columns * rows * cols, at, layer, head)
-    grids = {part: values.unflatten(0, (columns, rows, cols))[:tubelets] for part, values in found.items()}
+    looked = _look(model, [video[None], torch.tensor([tubelets])], columns * rows * cols, at, layer, head)
+    grids = {part: values.unflatten(0, (columns, rows, cols))[:tubelets] for part, values in looked.items()}
     dark, bright = levels
     return Strip(
         names=tuple(f"tubelet {i + 1}" for i in range(tubelets)),
@@ -142,7 +132,7 @@ def make_event_strip(
     rows, cols = grid or (int(y.max()) + 1, int(x.max()) + 1)
     at = _nearest(model, query, x, y, t, (rows, cols))
     given = {**sample, "length": torch.tensor(count)}
-    found = _look(model, [given[name][None] for name in model.inputs], count, at, layer, head)
+    looked = _look(model, [given[name][None] for name in model.inputs], count, at, layer, head)
     when, word = (-t, " ms before") if clock == "age" else (t, " ms")
     edges = torch.linspace(float(when.min()), float(when.max()), columns + 1, dtype=torch.float64)
     column = (torch.searchsorted(edges, when, right=True) - 1).clamp(0, columns - 1)
@@ -151,14 +141,14 @@ def make_event_strip(
     counts = event_counts(model, sample["codes"], x, y, column, (columns, rows, cols))
     place = (int(column[at]), int(y[at]), int(x[at]))
     message = f"token {at + 1} of {count}, x {place[2] + 1}, y {place[1] + 1}, {float(t[at]) / 1e3:.0f}{word}"
-    tokens = {"x": x, "y": y, "t": t, **found}
+    tokens = {"x": x, "y": y, "t": t, **looked}
     return Strip(
         names=tuple(f"{abs(a):.0f} to {abs(b):.0f}{word}" for a, b in pairwise((edges / 1e3).tolist())),
         pictures=paint(counts),
         kind="events\nred ON, blue OFF",
         query=place,
         query_name=message if shown[place] == at else f"{message}; its cell shows a newer token",
-        shares=torch.zeros(columns, dtype=torch.float64).index_add_(0, column, found["attention"]),
+        shares=torch.zeros(columns, dtype=torch.float64).index_add_(0, column, looked["attention"]),
         data={
             "events": counts,
             "edges": edges,
@@ -166,7 +156,7 @@ def make_event_strip(
             "query_token": torch.tensor(at),
             **{f"token_{name}": values for name, values in tokens.items()},
         },
-        **{part: torch.where(shown >= 0, values[shown], torch.nan) for part, values in found.items()},
+        **{part: torch.where(shown >= 0, values[shown], torch.nan) for part, values in looked.items()},
     )
 
 
@@ -193,18 +183,19 @@ def paint(counts: Tensor) -> Tensor:
     return (1 - ink).clamp(0, 1)
 
 
-def save(path: Path, found: Maps | Strip) -> None:
-    """The numbers of the maps as a NumPy archive."""
+def save(path: Path, strip: Strip) -> None:
+    """The numbers of the maps as a NumPy archive; those of an image without the axis of time."""
     import numpy
 
-    picture = {"image": found.image} if isinstance(found, Maps) else {"pictures": found.pictures, **found.data}
-    more = {} if isinstance(found, Maps) else {"shares": found.shares}
-    arrays = {**picture, **more, **{name: getattr(found, name) for name in PARTS}}
-    arrays["sum"] = found.distance + found.direction + found.semantics
+    parts = {name: getattr(strip, name) for name in PARTS}
+    arrays = {"sum": strip.distance + strip.direction + strip.semantics, **parts}
+    query = torch.tensor(strip.query)
+    if strip.kind == IMAGE:
+        arrays = {"image": strip.pictures[0], "query": query[1:], **{name: x[0] for name, x in arrays.items()}}
+    else:
+        arrays |= {"pictures": strip.pictures, "query": query, "shares": strip.shares, **strip.data}
     buffer = io.BytesIO()
-    numpy.savez_compressed(
-        buffer, query=numpy.array(found.query), **{name: value.numpy() for name, value in arrays.items()}
-    )
+    numpy.savez_compressed(buffer, **{name: value.numpy() for name, value in arrays.items()})
     checkpoint.write(path, buffer.getvalue())
 
 
@@ -229,7 +220,7 @@ def _place(query: Sequence[float] | None, sizes: Mapping[str, int]) -> tuple[int
         return tuple((size - 1) // 2 for size in sizes.values())
     if len(query) != len(sizes) or any(value < 1 or value != int(value) for value in query):
         names = ",".join(sizes).replace("column", "col")
-        raise ReportError(f"query must be {names} counted from 1, got {_told(query)}")
+        raise ReportError(f"query must be {names} counted from 1, got {_as_text(query)}")
     for value, (name, size) in zip(query, sizes.items(), strict=True):
         if value > size:
             raise ReportError(f"{name} of the query must be from 1 to {size} at this size, got {value:g}")
@@ -243,15 +234,15 @@ def _nearest(
     if query is None:
         return (len(t) - 1) // 2
     if len(query) not in (1, 3):
-        raise ReportError(f"query must be the number of a token or x,y,milliseconds, got {_told(query)}")
+        raise ReportError(f"query must be the number of a token or x,y,milliseconds, got {_as_text(query)}")
     if len(query) == 1:
         if query[0] not in range(1, len(t) + 1):
-            raise ReportError(f"query must be a token from 1 to {len(t)}, got {_told(query)}")
+            raise ReportError(f"query must be a token from 1 to {len(t)}, got {_as_text(query)}")
         return int(query[0]) - 1
     row, col = _place((query[1], query[0]), {"row": grid[0], "column": grid[1]})
     late = (t - query[2] * 1e3) / model.time_scale
     return int(((x - col) ** 2 + (y - row) ** 2 + late**2).argmin())
 
 
-def _told(query: Sequence[float]) -> str:
+def _as_text(query: Sequence[float]) -> str:
     return repr(",".join(f"{value:g}" for value in query))

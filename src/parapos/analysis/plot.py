@@ -1,7 +1,7 @@
-"""Draws the scores of heads, the maps of a query, and strips of such maps: in a strip time runs to the right, and the
-maps of the query at that time stand below each picture.
+"""Draws the scores of heads, and the maps of a query: time runs to the right, and the maps of the query at that time
+stand below each picture; the maps of an image stand beside it.
 
-A row has one colour scale, so that its columns can be compared. Cells without a token are hatched.
+All maps of a kind and a strip have one colour scale, so that they can be compared. Cells without a token are hatched.
 """
 
 from __future__ import annotations
@@ -14,81 +14,75 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..experiments.plots import load_pyplot, save
-from .maps import Maps, Strip
+from .maps import Strip
 
 if TYPE_CHECKING:
     from .clouds import CloudMaps
 
 MARK = "#D55E00"  # of the query
 RING: dict[str, Any] = dict(markersize=6, markerfacecolor="none", markeredgecolor=MARK, markeredgewidth=1.7)
-LEFT, RIGHT, TOP, BOTTOM = 1.1, 0.75, 0.76, 0.44  # inches around the cells
-GAP, BAR = 0.07, 0.11  # inches between cells, and of a colour bar's width
+GAP = 0.07  # inches between cells
 WIDTH, SIDES = 9.5, (1.0, 1.9)  # inches for all cells of a row, and of a cell's longer side, least and most
 LINEAR, FAR = 1.0, 20.0  # where scores go beyond +-FAR, those beyond +-LINEAR are drawn by their logarithm
 
 
-def draw(path: Path, strip: Strip, *, title: str) -> None:
-    """Rows: pictures, distance, direction, semantics, their sum, and its softmax. The query is marked in orange."""
-    from matplotlib.colors import SymLogNorm
-
+def draw(path: Path, strips: Sequence[Strip], *, title: str) -> None:
+    """Pictures, distance, direction, semantics, their sum, and its softmax: below each other, with time to the right.
+    Of images, a row for each. The query is marked in orange."""
     pyplot = load_pyplot()
-    columns, rows, cols = strip.distance.shape
-    side = min(max(WIDTH / columns, SIDES[0]), SIDES[1])
+    moments = [(strip, when) for strip in strips for when in range(len(strip.names))]
+    lies = len(moments) == len(strips)
+    rows, cols = strips[0].distance.shape[1:]
+    side = min(max(WIDTH / len(moments), SIDES[0]), SIDES[1])
     wide, tall = side * min(1, cols / rows), side * min(1, rows / cols)
-    shown = bands(strip)
-    width = LEFT + columns * (wide + GAP) + RIGHT
-    height = TOP + (len(shown) + 1) * (tall + GAP) + BOTTOM
-    figure = pyplot.figure(figsize=(width, height))
-
-    def place(line: int, left: float, across: float) -> Any:
-        bottom = height - TOP - line * (tall + GAP) - tall
-        axis = figure.add_axes((left / width, bottom / height, across / width, tall / height))
-        axis.set_xticks([])
-        axis.set_yticks([])
-        return axis
-
-    def cell(line: int, column: int) -> Any:
-        return place(line, LEFT + column * (wide + GAP), wide)
-
-    when, row, col = strip.query
-    high, broad = strip.pictures.shape[2] / rows, strip.pictures.shape[3] / cols
-    for column, name in enumerate(strip.names):
-        axis = cell(0, column)
-        axis.imshow(strip.pictures[column].permute(1, 2, 0).numpy())
-        axis.set_title(name, fontsize=9, pad=4)
-        if column == when:
-            axis.title.set(color=MARK, weight="bold")
-            corner = (col * broad - 0.5, row * high - 0.5)
-            axis.add_patch(pyplot.Rectangle(corner, broad, high, fill=False, edgecolor=MARK, linewidth=2))
-        if column == 0:
-            _name(axis, strip.kind)
-    for line, (name, values, colours, scale) in enumerate(shown, 1):
-        for column in range(columns):
-            axis = cell(line, column)
-            empty = dict(facecolor="#f4f4f4", hatch="////", edgecolor="#cfcfcf", linewidth=0, zorder=0)
-            axis.add_patch(pyplot.Rectangle((-0.5, -0.5), cols, rows, **empty))
-            drawn = axis.imshow(values[column].numpy(), cmap=colours, norm=scale, zorder=1)
-            if column == when:
-                axis.plot(col, row, "o", zorder=2, **RING)
-            if column == 0:
-                _name(axis, name)
-            if line == len(shown):
-                axis.set_xlabel(_percent(float(strip.shares[column])), fontsize=9)
-        numbers = None if isinstance(scale, SymLogNorm) else "%.3g"
-        bar = figure.colorbar(drawn, cax=place(line, LEFT + columns * (wide + GAP), BAR), format=numbers)
-        bar.ax.tick_params(labelsize=7)
-    middle = (LEFT + columns * (wide + GAP) / 2) / width
-    figure.text(middle, 1 - 0.08 / height, title, ha="center", va="top", fontsize=11)
-    figure.text(middle, 1 - 0.3 / height, f"query: {strip.query_name}", ha="center", va="top", fontsize=10, color=MARK)
-    rest = 1 - float(strip.shares.sum())
-    message = "share of the attention that all tokens of a column get" + (
-        f"; class token {_percent(rest)}" if rest > 1e-9 else ""
-    )
-    figure.text(middle, 0.08 / height, message, ha="center", va="bottom", fontsize=8, color="#555555")
+    shape = (len(moments), 6) if lies else (6, len(moments))
+    size = (shape[1] * (wide + (0.5 if lies else GAP)) + 1.6, shape[0] * (tall + GAP) + (0.6 if lies else 1.2))
+    figure, axes = pyplot.subplots(*shape, figsize=size, layout="compressed", squeeze=False)
+    figure.get_layout_engine().set(w_pad=GAP / 2, h_pad=GAP / 2, wspace=0, hspace=0)
+    cells = axes if lies else axes.T  # a moment, then a kind of map
+    first = 0
+    for strip in strips:
+        when, row, col = strip.query
+        here = range(first, first + len(strip.names))
+        first += len(strip.names)
+        for i, name, picture in zip(here, strip.names, strip.pictures, strict=True):
+            axis = cells[i, 0]
+            axis.imshow(picture.permute(1, 2, 0).clamp(0, 1).numpy())
+            (axis.set_ylabel if lies else axis.set_title)(name, fontsize=9)
+            if i - here[0] == when:
+                high, broad = picture.shape[1] / strip.distance.shape[1], picture.shape[2] / strip.distance.shape[2]
+                corner = (col * broad - 0.5, row * high - 0.5)
+                axis.add_patch(pyplot.Rectangle(corner, broad, high, fill=False, edgecolor=MARK, linewidth=2))
+                axis.title.set(color=MARK, weight="bold")
+        for line, (_, values, colours, scale) in enumerate(bands(strip), 1):
+            for i, value in zip(here, values, strict=True):
+                axis = cells[i, line]
+                empty = dict(facecolor="#f4f4f4", hatch="////", edgecolor="#cfcfcf", linewidth=0, zorder=0)
+                axis.add_patch(pyplot.Rectangle((-0.5, -0.5), value.shape[1], value.shape[0], **empty))
+                drawn = axis.imshow(value.numpy(), cmap=colours, norm=scale, zorder=1)
+                if i - here[0] == when:
+                    axis.plot(col, row, "o", zorder=2, **RING)
+            bar = figure.colorbar(drawn, ax=[cells[i, line] for i in here], fraction=0.046, pad=0.03)
+            bar.ax.tick_params(labelsize=7)
+        for i, share in zip(here, strip.shares.tolist(), strict=True):
+            cells[i, 5].set_xlabel("" if lies else _percent(share), fontsize=9)
+    for axis, name in zip(cells[0], [strips[0].kind, *(name for name, *_ in bands(strips[0]))], strict=True):
+        if lies:
+            axis.set_title(name.replace("\n", "  "), fontsize=10)
+        else:
+            axis.set_ylabel(name, fontsize=9, rotation=0, ha="right", va="center", labelpad=8)
+    for axis in cells.flat:
+        axis.set(xticks=[], yticks=[])
+    figure.suptitle(f"{title}\nquery: {strips[0].query_name}" if len(strips) == 1 else title, fontsize=11)
+    if not lies:
+        rest = 1 - float(strips[0].shares.sum())
+        message = "share of the attention that all tokens of a column get"
+        message += f"; class token {_percent(rest)}" if rest > 1e-9 else ""
+        figure.supxlabel(message, fontsize=8, color="#555555")
     save(figure, path)
 
 
-def bands(maps: Maps | Strip | CloudMaps) -> list[tuple[str, Tensor, str, Any]]:
+def bands(maps: Strip | CloudMaps) -> list[tuple[str, Tensor, str, Any]]:
     """Name, values, colours and colour scale of each kind of map."""
     total, direction = maps.distance + maps.direction + maps.semantics, maps.direction
     return [
@@ -114,10 +108,6 @@ def _scale(values: Tensor, *, centred: bool = False, from_zero: bool = False) ->
         low, high = low - 1, high + 1
     far = max(abs(low), abs(high)) > FAR
     return SymLogNorm(LINEAR, vmin=low, vmax=high, base=10) if far else Normalize(low, high)
-
-
-def _name(axis: Any, name: str) -> None:
-    axis.set_ylabel(name, fontsize=9, rotation=0, ha="right", va="center", labelpad=8)
 
 
 def _percent(share: float) -> str:
@@ -157,32 +147,3 @@ def heads(path: Path, score: Tensor, bounded: Tensor, *, title: str) -> None:
 
 def _short(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}" if abs(value) < 1000 else f"{value:.0e}"
-
-
-def maps(path: Path, rows: Sequence[Maps], *, title: str) -> None:
-    """One row per set of maps: image with the query, distance, direction, semantics, their sum, and its softmax."""
-    pyplot = load_pyplot()
-    figure, axes = pyplot.subplots(
-        len(rows), 6, figsize=(14.5, 2.15 * len(rows) + 0.5), layout="constrained", squeeze=False
-    )
-    for place, (line, found) in enumerate(zip(axes, rows, strict=True)):
-        grid_rows, grid_cols = found.distance.shape
-        high, wide = found.image.shape[1] / grid_rows, found.image.shape[2] / grid_cols
-        row, col = found.query
-        line[0].imshow(found.image.permute(1, 2, 0).clamp(0, 1).numpy())
-        corner = (col * wide - 0.5, row * high - 0.5)
-        line[0].add_patch(pyplot.Rectangle(corner, wide, high, fill=False, edgecolor=MARK, linewidth=2))
-        line[0].set_ylabel(found.name, fontsize=10)
-        for axis, (name, values, colours, scale) in zip(line[1:], bands(found), strict=True):
-            drawn = axis.imshow(values.numpy(), cmap=colours, norm=scale)
-            axis.plot(col, row, "o", **RING)
-            bar = figure.colorbar(drawn, ax=axis, fraction=0.046, pad=0.03)
-            bar.ax.tick_params(labelsize=7)
-            if place == 0:
-                axis.set_title(name.replace("\n", "  "), fontsize=10)
-        for axis in line:
-            axis.set_xticks([])
-            axis.set_yticks([])
-    axes[0][0].set_title("image and query", fontsize=10)
-    figure.suptitle(title, fontsize=11)
-    save(figure, path)
