@@ -69,8 +69,16 @@ def make_maps(
     row, col = _place(query, {"row": rows, "column": cols})
     looked = _look(model, [image[None]], rows * cols, row * cols + col, layer, head)
     grids = {part: values.view(1, rows, cols) for part, values in looked.items()}
-    place = f"row {row + 1}, column {col + 1}"
-    return Strip((name,), image[None], IMAGE, (0, row, col), place, shares=grids["attention"].sum((1, 2)), **grids)
+    return Strip(
+        names=(name,),
+        pictures=image[None],
+        kind=IMAGE,
+        query=(0, row, col),
+        query_name=f"row {row + 1}, column {col + 1}",
+        shares=grids["attention"].sum((1, 2)),
+        data={},
+        **grids,
+    )
 
 
 def make_video_strip(

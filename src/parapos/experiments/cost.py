@@ -41,11 +41,10 @@ def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
     extra = int(getattr(model, "cls", None) is not None)
     if isinstance(model, EventBackbone):
         return EVENT_TOKENS + extra
+    options = wanted.data.options
     if isinstance(model, PointTransformerV3):
-        known = wanted.data.options
-        return int(known.get("point_max") or known.get("points") or EVENT_TOKENS)
+        return int(options.get("point_max") or options.get("points") or EVENT_TOKENS)
     if isinstance(model, ViViT):
-        options = wanted.data.options
         return clips.TUBELETS * (options["height"] // model.patch) * (options["width"] // model.patch) + extra
     height, width = (size, size) if size else wanted.data.sides
     patch = getattr(model, "patch", 0)
@@ -57,25 +56,18 @@ def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
 
 def gflop(model: nn.Module, count: int) -> float:
     """Of so many tokens, forward. An estimate, no count of operators: PaPE's W_b, which is folded, counts in full."""
+    stages, window, total = [(0, model)], count, 0.0  # how often tokens were pooled, and what works on them
     if isinstance(model, PointTransformerV3):
-        return _gflop_by_stage(model, count)
-    weights = sum(p.numel() for name, p in model.named_parameters() if p.ndim > 1 and not name.startswith("classifier"))
-    layers = [module for module in model.modules() if isinstance(module, Attention)]
-    pairs = sum(layer.heads * (layer.qk_dim + layer.head_dim) for layer in layers)
-    return 2 * (count * weights + count**2 * pairs) / 1e9
-
-
-def _gflop_by_stage(model: PointTransformerV3, count: int) -> float:
-    """Of so many tokens at the first stage; the stem counts with it."""
-    backbone, total = model.backbone, 0.0
-    stages = [(0, backbone.embedding), *((int(name[3:]), part) for name, part in backbone.enc.items())]
-    stages += [(int(name[3:]), part) for name, part in backbone.dec.items()]
+        backbone, window = model.backbone, model.patch
+        parts = [*backbone.enc.items(), *backbone.dec.items()]
+        stages = [(0, backbone.embedding), *((int(name[3:]), part) for name, part in parts)]
     for level, part in stages:
         here = count * POOLED**level
-        weights = sum(p.numel() * (OCCUPIED if p.ndim == 5 else 1) for p in part.parameters() if p.ndim > 1)
+        named = [(name, p) for name, p in part.named_parameters() if p.ndim > 1 and not name.startswith("classifier")]
+        weights = sum(p.numel() * (OCCUPIED if p.ndim == 5 and part is not model else 1) for _, p in named)
         layers = [module for module in part.modules() if isinstance(module, Attention)]
         pairs = sum(layer.heads * (layer.qk_dim + layer.head_dim) for layer in layers)
-        total += here * (weights + min(here, model.patch) * pairs)
+        total += here * (weights + min(here, window) * pairs)
     return 2 * total / 1e9
 
 
@@ -93,21 +85,18 @@ def estimate(grid: Grid, tflops: float = TFLOPS) -> str:
             left = 1 - step / steps
         if left:
             commands.append(f"  {run.command}")
-        seen = samples(run.wanted, "train") * run.wanted.optim.epochs
-        missing = job.missing()
-        testing = sum(
-            gflop(model, tokens(model, run.wanted, e.size)) * samples(run.wanted, e.split, e.data) for e in missing
-        )
-        hours = [work / (tflops * 1e3) / 3600 for work in (3 * each * seen * left, testing)]
+        trained_on = samples(run.wanted, "train") * run.wanted.optim.epochs
+        missing, evaluations = job.missing(), len(job.evaluations)
+        work = [gflop(model, tokens(model, run.wanted, e.size)) * samples(run.wanted, e.split, e.data) for e in missing]
+        hours = [gflops / (tflops * 1e3) / 3600 for gflops in (3 * each * trained_on * left, sum(work))]
         total += sum(hours)
-        done = f"{len(job.evaluations) - len(missing)} of {len(job.evaluations)}"
-        shown = [f"{seen / 1e6:.1f}M", f"{3 * each:.1f}", f"{hours[0]:.1f}", done, f"{hours[1]:.1f}"]
+        shown = [f"{trained_on / 1e6:.1f}M", f"{3 * each:.1f}", f"{hours[0]:.1f}"]
+        shown += [f"{evaluations - len(missing)} of {evaluations}", f"{hours[1]:.1f}"]
         lines.append([str(run.folder), state, *shown])
     header = ["run", "state", "samples", "GFLOP each", "GPU hours to train", "cells", "GPU hours to test"]
     how = f"at {tflops:g} TFLOP/s sustained, reading the data not counted; arithmetic, not a measurement"
-    message = f"{as_text(header, lines, left=2)}\n\nLeft: {total:.1f} GPU hours {how}."
-    more = "\n".join(["\n\nRuns may be trained one by one, anywhere:", *commands]) if commands else ""
-    return message + more
+    message = [f"{as_text(header, lines, left=2)}\n\nLeft: {total:.1f} GPU hours {how}."]
+    return "\n".join([*message, *(["\nRuns may be trained one by one, anywhere:", *commands] if commands else [])])
 
 
 def estimate_study(grid: Grid) -> str:

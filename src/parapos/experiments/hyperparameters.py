@@ -20,7 +20,6 @@ def ours(wanted: Recipe) -> dict[str, Any]:
     data, optim = wanted.data, wanted.optim
     cls, size = MODELS[wanted.model.name]
     patch = {**size, **wanted.model.chosen}.get("patch") or inspect.signature(cls).parameters["patch"].default
-
     return {
         "batch": optim.batch,
         "learning rate": optim.lr,
@@ -51,22 +50,12 @@ def compare() -> dict[tuple[str, str], tuple[Any, Any]]:
 def markdown() -> str:
     """A column per data set: what both have, or the paper's value and then ours."""
     values, section = compare(), paper()[NAME]
-    lines = []
-    for row in section["rows"]:
-        shown = [row]
-        for name in section["columns"]:
-            theirs, mine = values[row, name]
-            message = _text(theirs)
-            shown.append(message if mine is None or _same(theirs, mine) else f"{message}, ours {_text(mine)}")
-        lines.append(shown)
+    lines = [[row, *(_cell(*values[row, name]) for name in section["columns"])] for row in section["rows"]]
     known = [name for name in section["columns"] if name in recipe.shelf()]
     legend = f"The paper's values, and ours where they differ. There are recipes for {', '.join(known)}."
     return f"{as_text(['', *section['columns']], lines)}\n\n{legend}"
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one == other if isinstance(one, str) or isinstance(other, str) else abs(one - other) < 1e-9
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+def _cell(theirs: Any, ours: Any) -> str:
+    shown = [value if isinstance(value, str) else f"{value:g}" for value in (theirs, ours) if value is not None]
+    return ", ours ".join(dict.fromkeys(shown))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -116,14 +117,15 @@ class Table:
     choose: str = ""  # the column by which a row is chosen
 
     def __post_init__(self) -> None:
-        for key, names in (("rows", self.rows), ("blocks", self.blocks)):  # those of folders and files
-            for name in names:
+        for key in ("rows", "blocks"):
+            for name in getattr(self, key):  # of folders and files
                 good = name not in ("", ".", "..") and not set(name) & set("/\\\0")
                 need(f"{key}.{name!r}", good, "a name without slashes, as files have it", name)
         if any(column.data and column.data not in DATASETS for column in self.columns.values()):
             for source in filter(None, [self.recipe, *self.blocks.values()]):
                 recipe.load(source)  # its plug-ins may bring the data set
-        named = {"paper": ((self.paper,), paper()), "choose": ((self.choose,), self.columns)}
+        named: dict[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {}  # what names what, by key
+        named |= {"paper": ((self.paper,), paper()), "choose": ((self.choose,), self.columns)}
         for name, column in self.columns.items():
             drawn_in = () if isinstance(column.interpolate, bool) else column.interpolate
             named |= {f"columns.{name}.interpolate": (drawn_in, self.rows)}
