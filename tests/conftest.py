@@ -5,6 +5,12 @@ B batch, N tokens, H heads, p position dims. Helpers are session fixtures, so hy
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import settings
@@ -122,3 +128,32 @@ def qk():
         return [t.unflatten(-1, (module.heads, -1)).transpose(1, 2) for t in (q, k)]
 
     return project
+
+
+@pytest.fixture(scope="session")
+def environment():
+    """One thread per process: tests share the cores, and bits must not depend on how many there are. The plug-in of the
+    tests can be imported."""
+    toy = str(Path(__file__).with_name("plugins") / "toy_boxes")
+    paths = os.pathsep.join(filter(None, [toy, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}
+
+
+@pytest.fixture(scope="session")
+def forked(environment):
+    """forked("train", ..., log=path, **death): runs a command in a process that dies as zygote.py says; gives its exit
+    code and what it said. Processes are forked from one that stays, so imports are paid for once."""
+    script = Path(__file__).with_name("zygote.py")
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    with subprocess.Popen([sys.executable, str(script)], **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+
+        def run(*argv, log, **death):
+            start = log.stat().st_size if log.exists() else 0
+            process.stdin.write(json.dumps({"argv": [str(a) for a in argv], "log": str(log), **death}) + "\n")
+            process.stdin.flush()
+            code = int(process.stdout.readline())
+            return code, log.read_text()[start:] if log.exists() else ""
+
+        yield run
+        process.stdin.close()

@@ -64,7 +64,9 @@ def test_recipes_have_the_papers_hyperparameters():
     values = hyperparameters.compare()
     compared = {place: pair for place, pair in values.items() if pair[1] is not None}
     assert {name for _, name in compared} >= {"ucf101", "dvsgesture", "imagenet"}
-    assert {place for place, (theirs, ours) in compared.items() if not hyperparameters._same(theirs, ours)} == set()
+    assert {
+        place for place, (theirs, ours) in compared.items() if "ours" in hyperparameters._cell(theirs, ours)
+    } == set()
 
 
 @pytest.mark.parametrize(

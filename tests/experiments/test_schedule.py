@@ -7,13 +7,12 @@ import time
 from pathlib import Path
 
 SCRIPT = """
-import multiprocessing, os, signal, sys
-from concurrent.futures import ProcessPoolExecutor
+import os, signal, sys
+from parapos import processes
 from parapos.experiments import schedule
 
 if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(1, context, initializer=schedule.begin, initargs=(sys.argv[1], os.getpid()))
+    pool = processes.pool(1, schedule.__name__, schedule.begin, sys.argv[1])
     print(pool.submit(os.getpid).result(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """

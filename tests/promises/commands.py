@@ -1,10 +1,6 @@
 """Commands as a user gives them, and what they leave."""
 
 import csv
-import os
-import subprocess
-import sys
-import time
 
 from parapos import cli
 
@@ -17,17 +13,6 @@ def words(changes):
 def parapos(*argv):
     """A command in this process, which must do well."""
     assert cli.main([str(word) for word in argv]) == 0
-
-
-def kill_when(path, *argv, seconds=600):
-    """A command in a process of its own, ended by SIGKILL as soon as a file is there; its exit code."""
-    command = [sys.executable, "-m", "parapos", *map(str, argv)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
-        until = time.monotonic() + seconds
-        while not path.exists() and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.01)
-        process.kill()
-    return process.returncode
 
 
 def rows(path):

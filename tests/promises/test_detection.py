@@ -16,7 +16,7 @@ from parapos.data.readers import boxes as box_files
 from parapos.training import checkpoint, fit
 from tests.marks import full
 
-from .commands import kill_when, parapos, rows, words
+from .commands import parapos, rows, words
 
 SHORT = {"optim.epochs": "2", "run.save_every": "2", "run.log_every": "2", "run.tensorboard": "false"}
 
@@ -89,11 +89,11 @@ def test_eval_and_files_for_servers(subject, data, tmp_path):
 
 
 @pytest.mark.full
-def test_killed_and_gone_on_with(subject, tmp_path, capsys):
+def test_killed_and_gone_on_with(subject, forked, tmp_path, capsys):
     _, train, trained = subject
     folder = tmp_path / "killed"
-    first = checkpoint.step_path(folder / "checkpoints", 2)
-    assert kill_when(first, *train, "--out", folder) == -signal.SIGKILL
+    death = dict(kill_in="step", nth=3, log=tmp_path / "log")  # in the third step; saved after the second
+    assert forked(*train, "--out", folder, **death)[0] == -signal.SIGKILL
     parapos(*train, "--out", folder, "--resume")
     assert f"resuming {folder} at step" in capsys.readouterr().err
     for name in ("metrics.csv", "weights.safetensors"):

@@ -18,7 +18,7 @@ from parapos import cli
 from parapos.experiments import tables
 from parapos.training import checkpoint, fit
 
-from .commands import kill_when, parapos, rows, words
+from .commands import parapos, rows, words
 
 TABLES = (
     "extrapolation",
@@ -98,11 +98,11 @@ def test_check(root, capsys):
     assert "train images: found 240, expected 1,281,167" in capsys.readouterr().out
 
 
-def test_killed_and_gone_on_with(train, trained, tmp_path, capsys):
-    """SIGKILL from outside once there is a checkpoint. The data is read by a worker there, which changes nothing."""
+def test_killed_and_gone_on_with(train, trained, forked, tmp_path, capsys):
+    """SIGKILL once there is a checkpoint. The data is read by a worker there, which changes nothing."""
     folder = tmp_path / "killed"
-    first = checkpoint.step_path(folder / "checkpoints", 2)
-    assert kill_when(first, *train, "--out", folder, "--data.workers", "1") == -signal.SIGKILL
+    death = dict(kill_in="step", nth=3, log=tmp_path / "log")  # in the third step; saved after the second
+    assert forked(*train, "--out", folder, "--data.workers", "1", **death)[0] == -signal.SIGKILL
     assert max(checkpoint.steps(folder / "checkpoints")) < 8
     parapos(*train, "--out", folder, "--resume")
     assert f"resuming {folder} at step" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from parapos.tasks import answer, create_task
 from parapos.training import checkpoint, fit
 
 from ..marks import full
-from .commands import kill_when, parapos, rows
+from .commands import parapos, rows
 
 NAMES = ("scannet", "modelnet40")
 TINY = ["--model.options.enc_dims", "[16, 32]", "--model.options.enc_depths", "[1, 1]", "--run.tensorboard", "false"]
@@ -62,11 +62,11 @@ def test_prepared_once(data, capsys):
             cli.main(["prepare", name, "--check", "--root", str(data / name), *own])
 
 
-def test_killed_and_resumed_to_the_bit(subject, tmp_path, capsys):
+def test_killed_and_resumed_to_the_bit(subject, forked, tmp_path, capsys):
     _, train, trained = subject
     folder = tmp_path / "killed"
-    first = checkpoint.step_path(folder / "checkpoints", 2)
-    assert kill_when(first, *train, "--out", folder) == -signal.SIGKILL
+    death = dict(kill_in="step", nth=3, log=tmp_path / "log")  # in the third step; saved after the second
+    assert forked(*train, "--out", folder, **death)[0] == -signal.SIGKILL
     parapos(*train, "--out", folder, "--resume")
     assert f"resuming {folder} at step" in capsys.readouterr().err
     for name in ("metrics.csv", "weights.safetensors"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import json
-import multiprocessing
 import os
 import platform
 import statistics
@@ -13,14 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from .. import plugins
+from .. import plugins, processes
 from ..malloc import release_memory
 
 P = ParamSpec("P")
@@ -140,13 +138,8 @@ def _begin(threads: int, modules: Sequence[str]) -> None:
 
 def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
     """The function's result from a process of its own; None, with a message, if memory did not suffice there."""
-    methods = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    if "forkserver" in methods:  # torch is imported once; no child inherits its threads or its memory pools
-        context.set_forkserver_preload([function.__module__])
     try:
-        state = (torch.get_num_threads(), plugins.given)
-        with ProcessPoolExecutor(1, context, initializer=_begin, initargs=state) as pool:
+        with processes.pool(1, function.__module__, _begin, torch.get_num_threads(), plugins.given) as pool:
             return pool.submit(function, *args, **kwargs).result()
     except (BrokenProcessPool, RuntimeError, MemoryError) as error:
         short = isinstance(error, BrokenProcessPool | MemoryError | torch.OutOfMemoryError) or "allocate" in str(error)

@@ -161,8 +161,8 @@ def _rows(heads: Sequence[_Head], setting: str, dtype: torch.dtype) -> list[Row]
     rows = []
     for (name, dims), parts in judged.items():
         spread, tv, finite = torch.cat(parts, 1)
-        worst = [x[finite > 0].max().item() if finite.any() else math.nan for x in (spread, tv)]
-        rows.append(Row(setting, name, dims, *worst, 1 - finite.mean().item()))
+        logit, distance = (x[finite > 0].max().item() if finite.any() else math.nan for x in (spread, tv))
+        rows.append(Row(setting, name, dims, logit, distance, 1 - finite.mean().item()))
     return rows
 
 

@@ -17,18 +17,18 @@ import json
 import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from .. import processes
 from . import FormatError
 
 FOLDER, MANIFEST, OLD_MANIFEST = "prepared", "manifest.jsonl", "manifest.json"
@@ -301,9 +301,7 @@ def _run(
         yield from ((item, make(item)) for item in items)
         return
     deaf = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which lets workers finish their items
-    context = get_context("forkserver")  # not fork: threads of torch and numba do not survive it
-    context.set_forkserver_preload([__name__])  # torch is imported once, and not by every worker
-    pool = ProcessPoolExecutor(workers, context, initializer=signal.signal, initargs=deaf)
+    pool = processes.pool(workers, __name__, signal.signal, *deaf)
     waiting: dict[Future[Entry | FormatError], Item] = {}
     left = iter(items)
     try:

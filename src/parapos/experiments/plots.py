@@ -76,8 +76,13 @@ def curves(
         )
     low, high = (0.0, 102.0) if metric.unit == "%" else axis.get_ylim()
     for height, value, line in zip(_spread(ends, (high - low) / 20), ends, lines, strict=True):
-        at = dict(xycoords=("axes fraction", "data"), textcoords="offset points", annotation_clip=False, va="center")
-        look = dict(color=line.ink, fontsize=9.5, fontweight="bold" if line.encoding == "pape" else "normal")
+        at = dict(xycoords=("axes fraction", "data"), textcoords="offset points", va="center")
+        look: dict[str, Any] = dict(
+            annotation_clip=False,
+            color=line.ink,
+            fontsize=9.5,
+            fontweight="bold" if line.encoding == "pape" else "normal",
+        )
         text = f"{line.name}  {value:.{1 if metric.unit == '%' else 2}f}"
         axis.annotate(text, (1.0, height), (8, 0), **at, **look)
     ylabel = f"{metric.label}, {metric.unit}" if metric.unit else metric.label

@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .. import processes
 from ..malloc import keep_memory
 from ..training import fit, rows
 from ..training.runs import FINISHED
@@ -35,22 +36,21 @@ Tell = Callable[[str], object]
 
 def run_all(
     jobs: Sequence[Job],
-    processes: int,
+    count: int,
     log: Path,
     tell: Tell,
     done: Callable[[Job], object],
     batch: int | None = None,
 ) -> None:
-    """Trains and evaluates runs. processes: 0 for this one. done: hears of every run that is finished, in this process.
+    """Trains and evaluates runs. count: of processes, 0 for this one. done: hears of every run that is finished, here.
     batch: samples at a time in evaluations of this process, instead of as many as the recipe's batch has tokens."""
-    if not processes:
+    if not count:
         for job in jobs:
             _do(job, tell, batch)
             done(job)
         return
     log.parent.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=begin, initargs=(str(log), os.getpid())) as pool:
+    with processes.pool(count, __name__, begin, str(log)) as pool:
         try:
             _follow({pool.submit(work, job): job for job in jobs}, log, tell, done)
         except BaseException:
@@ -71,7 +71,7 @@ def _do(job: Job, tell: Tell, batch: int | None = None) -> None:
         tell(f"{job.run.label or job.run.name}, {evaluation.label}{shown}{' (kept)' if is_kept else ''}")
 
 
-def begin(log: str, parent: int) -> None:
+def begin(log: str) -> None:
     """In a new process."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
@@ -80,8 +80,8 @@ def begin(log: str, parent: int) -> None:
     torch.set_num_threads(1)
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
         os.kill(os.getpid(), signal.SIGTERM)  # training saves, and the process may then wait for work for ever
         time.sleep(SAVE)
         os._exit(1)
