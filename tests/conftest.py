@@ -145,7 +145,7 @@ def forked(environment):
     code and what it said. Processes are forked from one that stays, so imports are paid for once."""
     script = Path(__file__).with_name("zygote.py")
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    with subprocess.Popen([sys.executable, str(script)], **pipes) as process:
+    with subprocess.Popen([sys.executable, "-P", str(script)], **pipes) as process:
         assert process.stdout.readline() == "ready\n"
 
         def run(*argv, log, **death):
