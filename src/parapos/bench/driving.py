@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..models.unitr import UniTR
 
-POINTS = 250_000  # about what ten sweeps of nuScenes have
+BEAMS, STEPS, SWEEPS, SECTORS, HEIGHT = 32, 1080, 10, 72, 1.84  # of the LiDAR, as nuScenes has it
 HEADINGS = (90.0, 35.0, 145.0, 270.0, 200.0, 340.0)  # of the cameras, degrees in the LiDAR frame
 ASPECT = 11 / 4  # width of an image over its height
 BOXES = 30  # of a sample
@@ -31,25 +31,32 @@ def calibration(height: int, width: int) -> Tensor:
     return torch.stack(found)
 
 
+def sweeps() -> Tensor:
+    """(N, 5): points of ten turns of a LiDAR that moves, between walls of different distances, always the same. Beams
+    go from 30 degrees below the horizon to 10 above it; each ends on the ground or at a wall."""
+    g = torch.Generator().manual_seed(0)
+    wall = 8 + 50 * torch.rand(SECTORS, generator=g)  # metres, by direction
+    rise, azimuth, turn = torch.meshgrid(
+        torch.deg2rad(torch.linspace(-30.0, 10.0, BEAMS)), torch.arange(STEPS) * (2 * math.pi / STEPS),
+        torch.arange(SWEEPS) * 1.0, indexing="ij",
+    )  # fmt: skip
+    far = wall[(azimuth / (2 * math.pi) * SECTORS).long()] + 0.05 * torch.randn(azimuth.shape, generator=g)
+    ground = torch.where(rise < 0, HEIGHT / torch.tan(-rise).clamp(min=1e-6), torch.inf)
+    reach = torch.minimum(far, ground)
+    x, y, z = azimuth.cos() * reach, azimuth.sin() * reach - 0.3 * turn, reach * torch.tan(rise)
+    intensity = 255 * torch.rand(azimuth.shape, generator=g)
+    return torch.stack([x, y, z, intensity, 0.05 * turn], -1).flatten(0, 2)
+
+
 def keyframes(net: UniTR, batch: int, size: int, device: str) -> tuple[Tensor, ...]:
-    """Inputs of a network, always the same: images of `size` rows, and points that grow sparse with distance, three
-    quarters of them on walls, so that a third of full size's tokens or more are pillars."""
+    """Inputs of a network, always the same: images of `size` rows and the points of `sweeps`. At full size that makes
+    16,896 patches and about as many pillars."""
     g = torch.Generator().manual_seed(0)
     width = round(size * ASPECT / net.patch) * net.patch
-    low, high = (torch.tensor(x[:2]) for x in (net.grid.low, net.grid.high))
-    count = POINTS * (net.grid.size[0] * net.grid.size[1]) // 360**2
-    reach = float((high - low).max()) / 2
-    radius = reach * torch.rand(batch * count, generator=g) ** 1.2
-    angle = torch.rand(batch * count, generator=g) * 2 * math.pi
-    wall = torch.rand(batch * count, generator=g) < 0.75
-    angle = torch.where(wall, (angle * 90).round() / 90 + radius.round() * 0.3, angle)
-    xy = (low + high) / 2 + torch.stack([angle.cos() * radius, angle.sin() * radius], 1)
-    z = torch.where(wall, torch.rand(batch * count, generator=g) * 4 - 1.8, -1.8)
-    more = torch.rand(batch * count, 2, generator=g) * torch.tensor([255.0, 0.5])
-    identity = torch.eye(4)
+    points, identity = sweeps(), torch.eye(4)
     inputs = (
-        torch.cat([xy, z[:, None], more], 1),
-        torch.arange(1, batch + 1) * count,
+        points.repeat(batch, 1),
+        torch.arange(1, batch + 1) * len(points),
         torch.randn(batch, len(HEADINGS), 3, size, width, generator=g),
         torch.ones(batch, len(HEADINGS), dtype=torch.bool),
         calibration(size, width).repeat(batch, 1, 1, 1),

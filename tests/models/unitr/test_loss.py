@@ -205,5 +205,7 @@ def test_only_small_classes_are_thinned_out():
 
 def test_diverged_weights_are_told_by_the_loss():
     outputs, batch = example()
-    outputs.center[:] = torch.nan
+    outputs.center[1] = torch.nan
+    with pytest.raises(ValueError, match=r"samples \[1\] .* not finite"):
+        decode(outputs)
     assert not head_loss(outputs, batch).total.isfinite()

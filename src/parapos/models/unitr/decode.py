@@ -45,10 +45,14 @@ def decode(
 
     limit: corners that centres must be between, metres. overlap_weight: a score is s^(1 - w) o^w, where o is the
     overlap that the head estimates. Of small classes, a box that overlaps a better one of its class by an IoU from
-    above of more than nms_threshold is dropped.
+    above of more than nms_threshold is dropped. Numbers that are not finite are an error.
     """
     outputs = outputs.float()
     boxes = decode_boxes(outputs)
+    finite = boxes.isfinite().all(-1).all(-1) & outputs.heatmap.isfinite().all(-1).all(-1)
+    if not bool(finite.all()):
+        bad = (~finite).nonzero()[:, 0].tolist()
+        raise ValueError(f"boxes of samples {bad} of the batch are not finite; the weights may have diverged")
     label = outputs.query_labels  # only the class by which a query was chosen has a score
     chosen = label[:, None]
     scores = (outputs.heatmap.sigmoid() * outputs.query_heatmap_score).gather(1, chosen)[:, 0]  # (B, Q)
