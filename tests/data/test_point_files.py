@@ -98,15 +98,17 @@ def test_labels_must_be_classes():
 def test_estimated_normals_of_a_ball(away, monkeypatch):
     monkeypatch.setattr(point_files, "AT_ONCE", 100)
     coord = np.unique(ball(1.0, 0.15).coord.round(6), axis=0)
-    normal = point_files.estimate_normals(coord, np.zeros(3), away=away)
+    normal = point_files.estimate_normals(coord, np.arange(len(coord)), np.zeros(3), away=away)
     inward = -coord / np.linalg.norm(coord, axis=1, keepdims=True)
     cosine = (normal * inward).sum(1) * (-1 if away else 1)
     assert np.quantile(cosine, 0.02) > 0.95
+    some = np.array([7, 3])
+    assert np.array_equal(point_files.estimate_normals(coord, some, np.zeros(3), away=away), normal[some])
 
 
 def test_estimated_normals_of_few_points():
-    assert point_files.estimate_normals(np.zeros((1, 3)), np.zeros(3)).tolist() == [[0, 0, 0]]
-    assert not point_files.estimate_normals(np.zeros((30, 3)), np.zeros(3)).any()  # all coincide
+    assert point_files.estimate_normals(np.zeros((1, 3)), np.arange(1), np.zeros(3)).tolist() == [[0, 0, 0]]
+    assert not point_files.estimate_normals(np.zeros((30, 3)), np.arange(30), np.zeros(3)).any()  # all coincide
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".off", ".npz"])

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from parapos import cli, predict
-from parapos.data import point_files
+from parapos.data import FormatError, point_files
 from parapos.data.meshes import box
 from parapos.data.readers import off, ply
 from parapos.predict import PredictError, points
 from parapos.tasks import answer
 
+from ..data.readers.fuzz import peak_below
 from .points import make_object_run, make_scene_run, write_room, write_shape
 
 SHARED = Path(os.environ.get("PARAPOS_SHARED", Path(__file__).resolve().parents[3] / "shared"))
@@ -104,6 +105,27 @@ def test_pieces_cover_the_cloud_and_bound_what_the_network_sees(scene_run, tmp_p
     assert sum(entry["points"] for entry in found.answers) == found.frame.about["points"]
     whole = predict.load(scene_run)(tmp_path / "a.ply")
     assert (found.extra["labels"] == whole.extra["labels"]).mean() > 0.5  # pieces see less around them
+
+
+def test_memory_grows_with_points_alone(scene_run, tmp_path):
+    """The network sees one piece at a time, and what is kept of a point is small."""
+    count, rng = 400_000, np.random.default_rng(0)
+    coord = rng.random((count, 3), dtype=np.float32) * np.array([40, 40, 3], np.float32)
+    np.savez(tmp_path / "a.npz", coord=coord, normal=coord, color=np.zeros((count, 3), np.uint8))
+    predictor = predict.load(scene_run, cells=300)
+    predictor.source.grid_size = 1.0
+    predictor(coord[:2000])  # warm
+    with peak_below(count * 250 // 1024):
+        found = predictor(tmp_path / "a.npz")
+    assert found.frame.about["pieces"] > 20
+
+
+def test_answers_that_are_no_numbers(scene_run, tmp_path):
+    write_room(tmp_path / "a.ply")
+    predictor = predict.load(scene_run)
+    torch.nn.init.constant_(predictor.model.seg_head.bias, float("nan"))
+    with pytest.raises(FormatError, match="answers to this cloud are not finite"):
+        predictor(tmp_path / "a.ply")
 
 
 def test_unsure_points(scene_run, tmp_path):

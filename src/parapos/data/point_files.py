@@ -121,16 +121,16 @@ def check_labels(labels: Array, classes: int) -> None:
         raise FormatError(f"{told}; rename them to predict without labels")
 
 
-def estimate_normals(coord: Array, towards: Array, *, away: bool = False) -> Array:
-    """Normals float32 (n, 3) of the planes through each point's nearest ones, that point towards a place (3,) or away
-    from it; 0 where points coincide."""
+def estimate_normals(coord: Array, index: Array, towards: Array, *, away: bool = False) -> Array:
+    """Normals float32 (k, 3) of some points (k,) of a cloud: of the planes through the points nearest to each. They
+    point towards a place (3,), or away from it; 0 where points coincide."""
     from scipy.spatial import cKDTree
 
     coord = np.ascontiguousarray(coord, np.float64)
-    tree, found = cKDTree(coord), np.zeros((len(coord), 3), np.float32)
+    tree, found = cKDTree(coord), np.zeros((len(index), 3), np.float32)
     count = min(NEIGHBOURS, len(coord))
-    for start in range(0, len(coord), AT_ONCE):
-        part = coord[start : start + AT_ONCE]
+    for start in range(0, len(index), AT_ONCE):
+        part = coord[index[start : start + AT_ONCE]]
         near = coord[tree.query(part, count)[1].reshape(len(part), count)]
         near -= near.mean(1, keepdims=True)
         values, vectors = np.linalg.eigh(np.einsum("nki,nkj->nij", near, near))

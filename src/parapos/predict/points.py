@@ -74,8 +74,6 @@ class PointFiles(Source):
             cloud = self._on_mesh(path, cloud, faces, rng)
             about["sampled"] = len(cloud)
         if "normal" in self.features and cloud.normal is None:
-            middle = (cloud.coord.min(0) + cloud.coord.max(0)) / 2
-            cloud = replace(cloud, normal=estimate_normals(cloud.coord, middle, away=self.kind == "object"))
             about["normals"] = "estimated"
         if "color" in self.features and cloud.color is None:
             about["colors"] = "none in the file; the model was trained with colours and sees black"
@@ -107,16 +105,25 @@ class PointFiles(Source):
             cloud = cloud.select(farthest(cloud.coord, most)) if len(cloud) > most else cloud
         cloud = replace(cloud, coord=normalize(cloud.coord.astype(np.float64)), segment=None)
         index, cell, inverse = grid_sample(cloud.coord, self.grid_size, rng)
-        voxels = Voxels(replace(cloud.select(index), cell=cell), index, inverse)
+        voxels = self._with_normals(Voxels(replace(cloud.select(index), cell=cell), index, inverse), cloud.coord)
         sample = {**tensors(voxels.cloud, self.features), "voxels": voxels}
         return Frame(sample, paint_cloud(cloud.coord, _given_colors(cloud)), {**about, "cells": len(index)})
 
     def _scene(self, cloud: Cloud, rng: np.random.Generator, about: dict[str, Any]) -> Frame:
-        voxels = voxelize(cloud, self.grid_size, rng)
+        voxels = self._with_normals(voxelize(cloud, self.grid_size, rng), cloud.coord)
         pieces = Pieces(voxels, self.cells)
         sample = {"voxels": voxels, "pieces": pieces, "features": self.features, "whole": cloud}
         about |= {"cells": len(voxels.index), "pieces": len(pieces)}
         return Frame(sample, paint_cloud(cloud.coord, _given_colors(cloud)), about)
+
+    def _with_normals(self, voxels: Voxels, coord: Array) -> Voxels:
+        """With normals, estimated if the network wants some that the file does not have: towards the middle of a scene,
+        away from that of an object."""
+        if "normal" not in self.features or voxels.cloud.normal is not None:
+            return voxels
+        middle = (coord.min(0) + coord.max(0)) / 2
+        normal = estimate_normals(coord, voxels.index, middle, away=self.kind == "object")
+        return replace(voxels, cloud=replace(voxels.cloud, normal=normal))
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if self.kind == "scene":
@@ -166,6 +173,8 @@ class PointClasses(View):
             found = logits.float().softmax(-1).max(-1)
             own = piece.index[: piece.count]
             best[own], score[own] = found.indices.cpu().numpy(), found.values.cpu().numpy()
+        if not np.isfinite(score).all():
+            raise FormatError("the network's answers to this cloud are not finite; check its unit and colours")
         best[score < self.threshold] = UNSURE
         labels, scores = best[voxels.inverse], score[voxels.inverse]
         extra = {"cells": best, "cell_scores": score, "labels": labels, "scores": scores, **self._judge(given, labels)}
