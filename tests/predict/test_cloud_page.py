@@ -165,6 +165,43 @@ def test_pieces_and_objects_in_a_browser(pages):
 
 
 @needs_browser
+def test_the_page_shows_what_the_arrays_say(pages):
+    data = data_of(pages[0])
+    prediction, label = unpack(data, "prediction"), unpack(data, "label")
+    with Browser(WIDTH, HEIGHT) as page:
+        page.open(pages[0])
+
+        def shown(mode):
+            page.choose("mode", mode)
+            return np.array(page.run("Array.from(colors)")).reshape(-1, 3)
+
+        colors = np.array(data["colors"])
+        assert np.array_equal(shown("prediction"), colors[prediction])
+        assert np.array_equal(shown("label"), colors[label])
+        assert np.array_equal(shown("color"), unpack(data, "color").reshape(-1, 3))
+        right, wrong = page.run("[RIGHT, WRONG]")
+        assert np.array_equal(shown("errors"), np.where((prediction == label)[:, None], right, wrong))
+        page.choose("mode", "attention")
+        for number, layer in enumerate(data["layers"]):
+            page.choose("layer", str(number))
+            level, queries = unpack(data, f"level{layer['level']}"), unpack(data, f"queries{number}")
+            keys = unpack(data, f"keys{number}").reshape(-1, layer["top"])
+            weights = unpack(data, f"weights{number}").reshape(-1, layer["top"]) / 65535
+            for point in (3, 50):
+                page.run(f"pick({point})")
+                page.settle()
+                asked, light = page.run("[asked, Array.from(light)]")
+                assert asked == point or level[point] not in queries
+                (row,) = np.flatnonzero(queries == level[asked])
+                share = dict(zip(keys[row].tolist(), weights[row].tolist(), strict=True))
+                assert np.allclose(light, [share.get(group, 0) for group in level.tolist()], atol=1e-6)
+        page.run("hidden.add(data.answers[0].class); paint()")
+        page.settle()
+        assert np.array_equal(page.run("Array.from(visible)"), prediction != data["answers"][0]["class"])
+        assert page.problems == []
+
+
+@needs_browser
 def test_a_narrow_window(pages):
     with Browser(400, 700) as page:
         page.open(pages[0])
