@@ -10,7 +10,7 @@ import torch
 
 from parapos import cli, predict
 from parapos.data import FormatError, point_files
-from parapos.data.meshes import box
+from parapos.data.meshes import ball, box
 from parapos.data.readers import off, ply
 from parapos.predict import PredictError, points
 from parapos.tasks import answer
@@ -173,6 +173,14 @@ def test_an_array(scene_run):
     assert found.frame.about["points"] == 200
     with pytest.raises(PredictError, match=r"expected coordinates \(n, 3\)"):
         predict.load(scene_run)(coord[:, :2])
+
+
+def test_estimated_normals_point_into_rooms_and_out_of_objects(scene_run, object_run, tmp_path):
+    np.savez(tmp_path / "ball.npz", coord=ball(2.0, 0.2).coord)
+    for folder, sign in ((scene_run, -1), (object_run, 1)):
+        voxels = predict.load(folder)(tmp_path / "ball.npz").frame.sample["voxels"]
+        outward = voxels.cloud.coord - (voxels.cloud.coord.min(0) + voxels.cloud.coord.max(0)) / 2
+        assert (sign * (voxels.cloud.normal * outward).sum(1) > 0).mean() > 0.95
 
 
 def test_one_point_and_points_that_coincide(scene_run, object_run, tmp_path):

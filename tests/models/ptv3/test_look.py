@@ -33,7 +33,7 @@ def test_the_strongest_keys(encoding, monkeypatch):
     monkeypatch.setattr("parapos.models.ptv3.look.SCORES", 300)  # in several parts
     options = {"parabolas": 4} if encoding == "pape" else {}
     model = parapos.create_model("ptv3_nano", encoding=encoding, **SMALL, **options).eval()
-    batch = clouds(40, 9)
+    batch = clouds(40, 9, 5)  # the last is padded to the one before
     with watch_blocks(model) as blocks:
         logits = model(*batch)
         assert len(blocks) == 4  # three of the encoder, one of the decoder
