@@ -87,6 +87,7 @@ DATASETS: dict[str, tuple[str, str] | Source] = {
     "scannet_tta": ("scannet", "scannet_tta"),
     "modelnet40": ("modelnet40", "modelnet40"),
     "modelnet40_voting": ("modelnet40", "modelnet40_voting"),
+    "nuscenes": ("nuscenes", "nuscenes"),
     "rooms": ("rooms", "rooms"),
     "rooms_precise": ("rooms", "rooms_precise"),
     "rooms_tta": ("rooms", "rooms_tta"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import coco, dvsgesture, gen1, modelnet40, scannet
 from .imagenet import TEST, TRAIN, V2, R
+from .nuscenes_classes import SAMPLES
 from .readers import ucf101_lists
 
 COUNTS = {
@@ -22,6 +23,8 @@ COUNTS = {
     **{(f"modelnet40{end}", "test"): modelnet40.LISTED["test"] for end in ("", "_voting")},
     **{("coco", split): count for split, count in coco.IMAGES.items()},
     **{("gen1", split): 60 * count for split, count in gen1.CLIPS.items()},  # a guess: labels once in a second
+    ("nuscenes", "train"): 123_580,  # drawn anew so that classes are balanced
+    ("nuscenes", "val"): SAMPLES["v1.0-trainval", "val"],
     ("cifar10", "train"): 45000,
     ("cifar10", "val"): 5000,
     ("cifar10", "test"): 10000,

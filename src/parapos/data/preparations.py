@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .nuscenes_classes import VERSIONS
 from .prepared import Check, Prepared, Progress, no_progress
 
 
@@ -109,6 +110,12 @@ PREPARATIONS: dict[str, Preparation] = {
             Option("sampling", "farthest", "how points are chosen", ("farthest", "random", "first")),
             Option("points", 8192, "points of a shape"),
         ),
+    ),
+    "nuscenes": Preparation(
+        "parapos.data.nuscenes_prepare",
+        "Count nuScenes, and write its keyframes with their geometry and the objects that training pastes.",
+        "scenes",
+        options=(Option("tables", "auto", "version of the tables; auto: the largest that is there", ("auto", *VERSIONS)),),
     ),
 }
 

@@ -1,0 +1,145 @@
+"""Detections in the result format of nuScenes: a JSON file that its server and its devkit take, and back again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data import FormatError, rigid
+from ..data.nuscenes_classes import ATTRIBUTES, CLASSES
+from .nuscenes_scores import Objects
+
+Array = np.ndarray[Any, Any]
+META = {"use_camera": True, "use_lidar": True, "use_radar": False, "use_map": False, "use_external": False}
+MOVING = 0.2  # metres per second from which on something moves
+MOST_BOXES = 500  # of a sample
+VEHICLES = ("car", "truck", "construction_vehicle", "bus", "trailer")
+CYCLES = ("motorcycle", "bicycle")
+
+
+def attribute_of(name: str, speed: float) -> str:
+    """The attribute that goes with a class and a speed; "" for classes that have none."""
+    moves = speed > MOVING
+    if name == "pedestrian":
+        return "pedestrian.moving" if moves else "pedestrian.standing"
+    if name in CYCLES:
+        return "cycle.with_rider" if moves else "cycle.without_rider"
+    if name in VEHICLES:
+        return "vehicle.moving" if moves else "vehicle.stopped" if name == "bus" else "vehicle.parked"
+    return ""
+
+
+def to_global(boxes: Array, scores: Array, labels: Array, lidar2global: Array, sample: int) -> Objects:
+    """Boxes (n, 9) in the LiDAR frame of a sample as objects in the global frame. Attributes follow from speeds."""
+    turn = lidar2global[:3, :3]
+    velocity = np.concatenate([boxes[:, 7:9], np.zeros((len(boxes), 1))], 1) @ turn.T
+    headings = turn @ rigid.turn(boxes[:, 6])
+    speeds = np.hypot(velocity[:, 0], velocity[:, 1])
+    names = [attribute_of(CLASSES[label], speed) for label, speed in zip(labels.tolist(), speeds.tolist(), strict=True)]
+    return Objects(
+        sample=np.full(len(boxes), sample),
+        label=np.asarray(labels, np.int64),
+        translation=rigid.apply(lidar2global, boxes[:, :3]),
+        size=boxes[:, [4, 3, 5]],
+        rotation=np.array([rigid.quaternion_of(matrix) for matrix in headings]).reshape(-1, 4),
+        velocity=velocity[:, :2],
+        attribute=np.array([number_of(name) for name in names], np.int64),
+        score=np.asarray(scores, np.float64),
+        points=np.full(len(boxes), -1),
+    )
+
+
+def number_of(attribute: str) -> int:
+    """The number of an attribute; -1 for one that nuScenes does not have, which is never right."""
+    return ATTRIBUTES.index(attribute) if attribute in ATTRIBUTES else -1
+
+
+def submission(found: Mapping[str, Objects]) -> dict[str, Any]:
+    """The result file of predictions by sample token. Every sample of the split must be there, also without boxes."""
+    return {"meta": META, "results": {token: _rows(token, objects) for token, objects in found.items()}}
+
+
+def _rows(token: str, objects: Objects) -> list[dict[str, Any]]:
+    return [
+        {
+            "sample_token": token,
+            "translation": objects.translation[i].tolist(),
+            "size": objects.size[i].tolist(),
+            "rotation": objects.rotation[i].tolist(),
+            "velocity": objects.velocity[i].tolist(),
+            "detection_name": CLASSES[objects.label[i]],
+            "detection_score": float(objects.score[i]),
+            "attribute_name": ATTRIBUTES[objects.attribute[i]] if objects.attribute[i] >= 0 else "",
+        }
+        for i in range(len(objects))
+    ]
+
+
+def read_submission(path: str | Path, tokens: Sequence[str]) -> Objects:
+    """The predictions of a result file, in its order. tokens: the samples of the split, whose places are the numbers of
+    samples. FormatError if the file has other samples, or boxes that cannot be right."""
+    try:
+        content = json.loads(Path(path).read_bytes())
+        results = content["results"]
+        given = list(results)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(f"{path}: expected JSON with 'results' by sample: {str(error)[:200]}") from None
+    return from_results(results, tokens, str(path)) if isinstance(results, dict) else _not_a_table(path, given)
+
+
+def _not_a_table(path: str | Path, given: Any) -> Objects:
+    raise FormatError(f"{path}: results: expected a table of lists by sample token, got {type(given).__name__}")
+
+
+def from_results(results: Mapping[str, Any], tokens: Sequence[str], path: str = "results") -> Objects:
+    """As `read_submission`, of what is below "results"."""
+    place = {token: i for i, token in enumerate(tokens)}
+    wrong = set(results) ^ set(place)
+    if wrong:
+        token = min(wrong)
+        told = "not a sample of the split" if token in results else "a sample of the split is missing"
+        raise FormatError(f"{path}: sample {token}: {told}, expected the {len(place)} samples of the split")
+    rows: list[tuple[Any, ...]] = []
+    for token, boxes in results.items():
+        if not isinstance(boxes, list) or len(boxes) > MOST_BOXES:
+            raise FormatError(f"{path}: sample {token}: expected a list of at most {MOST_BOXES} boxes")
+        for i, box in enumerate(boxes):
+            try:
+                rows.append((place[token], *_parsed(box, token)))
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                told = f"no {error}" if isinstance(error, KeyError) else str(error)
+                raise FormatError(f"{path}: sample {token}: box {i}: {told[:200]}") from None
+    if not rows:
+        return Objects.empty()
+    sample, label, translation, size, rotation, velocity, attribute, score = (
+        np.array(column) for column in zip(*rows, strict=True)
+    )
+    points = np.full(len(rows), -1)
+    return Objects(sample, label, translation, size, rotation, velocity, attribute, score, points)
+
+
+def _parsed(box: Mapping[str, Any], token: str) -> tuple[Any, ...]:
+    if box["sample_token"] != token:
+        raise ValueError(f"sample_token is {box['sample_token']!r}, expected that of its list")
+    if box["detection_name"] not in CLASSES:
+        raise ValueError(f"detection_name must be one of {', '.join(CLASSES)}, got {box['detection_name']!r}")
+    numbers = [_numbers(box, name, count) for name, count in (("translation", 3), ("size", 3), ("rotation", 4))]
+    velocity, score = _numbers(box, "velocity", 2), float(box["detection_score"])
+    if not math.isfinite(score):
+        raise ValueError("detection_score must be a finite number")
+    if not math.hypot(*numbers[2]):
+        raise ValueError("rotation must be a quaternion that is not 0")
+    attribute = number_of(str(box["attribute_name"]))
+    return (CLASSES.index(box["detection_name"]), *numbers, velocity, attribute, score)
+
+
+def _numbers(box: Mapping[str, Any], name: str, count: int) -> list[float]:
+    values = [float(value) for value in box[name]]
+    if len(values) != count or not all(map(math.isfinite, values)):
+        raise ValueError(f"{name} must be {count} finite numbers, got {box[name]!r:.80}")
+    return values
