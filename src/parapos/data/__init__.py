@@ -88,6 +88,8 @@ DATASETS: dict[str, tuple[str, str] | Source] = {
     "modelnet40": ("modelnet40", "modelnet40"),
     "modelnet40_voting": ("modelnet40", "modelnet40_voting"),
     "nuscenes": ("nuscenes", "nuscenes"),
+    "nuscenes_lidar": ("nuscenes", "nuscenes_lidar"),
+    "nuscenes_cameras": ("nuscenes", "nuscenes_cameras"),
     "rooms": ("rooms", "rooms"),
     "rooms_precise": ("rooms", "rooms_precise"),
     "rooms_tta": ("rooms", "rooms_tta"),

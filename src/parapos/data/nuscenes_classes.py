@@ -19,7 +19,9 @@ CATEGORIES = {  # of the tables, to classes of the detection task
     "vehicle.construction": "construction_vehicle",
     "vehicle.motorcycle": "motorcycle",
     "vehicle.bicycle": "bicycle",
-    **{f"human.pedestrian.{kind}": "pedestrian" for kind in ("adult", "child", "construction_worker", "police_officer")},
+    **{
+        f"human.pedestrian.{kind}": "pedestrian" for kind in ("adult", "child", "construction_worker", "police_officer")
+    },
     "movable_object.barrier": "barrier",
     "movable_object.trafficcone": "traffic_cone",
 }
@@ -65,4 +67,15 @@ def scenes(version: str) -> dict[str, str]:
     return found
 
 
-__all__ = ["ATTRIBUTES", "CAMERAS", "CATEGORIES", "CLASSES", "IGNORED", "LIDAR", "RACK", "SAMPLES", "VERSIONS", "scenes"]
+__all__ = [
+    "ATTRIBUTES",
+    "CAMERAS",
+    "CATEGORIES",
+    "CLASSES",
+    "IGNORED",
+    "LIDAR",
+    "RACK",
+    "SAMPLES",
+    "VERSIONS",
+    "scenes",
+]

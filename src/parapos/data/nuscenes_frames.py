@@ -21,7 +21,14 @@ SWEEPS = 9  # before the keyframe
 NO_VIEW = -1
 OBJECT = np.dtype(
     [
-        *(("frame", "<i4"), ("label", "|i1"), ("attribute", "|i1"), ("view", "|i1"), ("lidar", "<i4"), ("radar", "<i4")),
+        *(
+            ("frame", "<i4"),
+            ("label", "|i1"),
+            ("attribute", "|i1"),
+            ("view", "|i1"),
+            ("lidar", "<i4"),
+            ("radar", "<i4"),
+        ),
         *(("box", "<f8", (9,)), ("translation", "<f8", (3,)), ("size", "<f8", (3,)), ("rotation", "<f8", (4,))),
         *(("velocity", "<f8", (2,)), ("rectangle", "<f4", (4,))),
         *(("points_at", "<i8"), ("points", "<i4"), ("crop_at", "<i8"), ("crop", "<i4")),

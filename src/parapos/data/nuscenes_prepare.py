@@ -145,7 +145,8 @@ def make(item: Item, options: Mapping[str, Any]) -> Output:
         arrays["points"] = np.concatenate([np.zeros((0, 5), np.float32), *points])
         arrays["crops"] = np.frombuffer(bytes(crops), np.uint8)
     text = json.dumps([frame.as_json() for frame in frames]).encode()
-    files = [(f"{item.name}/frames.json", text), *((f"{item.name}/{key}.npy", a) for key, a in arrays.items())]
+    files: list[tuple[str, Array | bytes]] = [(f"{item.name}/frames.json", text)]
+    files += [(f"{item.name}/{key}.npy", array) for key, array in arrays.items()]
     facts = {"frames": len(frames), "objects": len(arrays["objects"])}
     return Output(files, facts={**facts, **{key: len(arrays[key]) for key in ("points", "crops") if key in arrays}})
 
@@ -192,7 +193,7 @@ def load_frames(store: Store, split: str) -> list[Frame]:
 
 
 def load_database(store: Store, split: str, least_points: int) -> Database:
-    """The objects of a training split that can be pasted. Their points and pictures stay on disk until they are asked."""
+    """The objects of a training split that can be pasted. Points and pictures stay on disk until they are asked for."""
     objects, owner, points, crops = [np.zeros(0, OBJECT)], [np.zeros(0, np.int64)], [], []
     for number, (name, facts) in enumerate(_entries(store, split)):
         rows = np.array(store.array(f"{name}/objects.npy", OBJECT, (facts["objects"],)))

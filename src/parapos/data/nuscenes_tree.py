@@ -195,7 +195,9 @@ class Writer:
             self._images(scene, samples, channel, 10_000 + 5_000 * number)
         self._annotate(scene, samples)
 
-    def _records(self, scene: Scene, channel: str, rows: Sequence[tuple[int, str, bool]]) -> Iterator[tuple[Path, Array]]:
+    def _records(
+        self, scene: Scene, channel: str, rows: Sequence[tuple[int, str, bool]]
+    ) -> Iterator[tuple[Path, Array]]:
         """Adds recordings at microseconds after the start, each of a sample and a key frame or not; gives the path and
         the frame of the sensor of each, in the global frame."""
         names = [token("sample_data", scene.name, channel, i) for i in range(len(rows))]

@@ -115,7 +115,9 @@ PREPARATIONS: dict[str, Preparation] = {
         "parapos.data.nuscenes_prepare",
         "Count nuScenes, and write its keyframes with their geometry and the objects that training pastes.",
         "scenes",
-        options=(Option("tables", "auto", "version of the tables; auto: the largest that is there", ("auto", *VERSIONS)),),
+        options=(
+            Option("tables", "auto", "version of the tables; auto: the largest that is there", ("auto", *VERSIONS)),
+        ),
     ),
 }
 

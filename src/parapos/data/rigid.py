@@ -28,7 +28,7 @@ def rotation(quaternion: Sequence[float] | Array) -> Array:
 
 def quaternion_of(matrix: Array) -> Array:
     """(3, 3) to (4,), with w >= 0."""
-    from scipy.spatial.transform import Rotation  # type: ignore[import-untyped]
+    from scipy.spatial.transform import Rotation
 
     x, y, z, w = Rotation.from_matrix(matrix).as_quat()
     return np.array([w, x, y, z]) * (1 if w >= 0 else -1)

@@ -9,11 +9,13 @@ from ..text import nearest
 from .base import Evaluator, Loss, Metric, Task, answer
 from .classification import Classification
 from .detection import Detection
+from .detection3d import Detection3D
 from .segmentation import Segmentation
 
 TASKS: dict[str, type[Task]] = {
     "classification": Classification,
     "detection": Detection,
+    "detection3d": Detection3D,
     "segmentation": Segmentation,
 }
 

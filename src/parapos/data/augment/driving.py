@@ -53,7 +53,9 @@ class DrivingAugment:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if len(self.paste) != len(CLASSES) or any(type(n) is not int or not 0 <= n <= 100 for n in self.paste):
-            raise ValueError(f"paste must be {len(CLASSES)} whole numbers from 0 to 100, a class each, got {self.paste}")
+            raise ValueError(
+                f"paste must be {len(CLASSES)} whole numbers from 0 to 100, a class each, got {self.paste}"
+            )
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def random_view(
 
 @dataclass(frozen=True)
 class World:
-    """What becomes of the world: mirrored across the x axis, across the y axis, turned, scaled, shifted; in this order."""
+    """What becomes of the world: mirrored across the x axis and the y axis, turned, scaled, shifted; in this order."""
 
     across_x: bool = False
     across_y: bool = False
