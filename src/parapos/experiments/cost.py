@@ -4,19 +4,22 @@ Floating-point operations of a sample: two per weight and token, and four per pa
 half of them for q.k and half for the values. Training counts three times that. Hours are those of one GPU that
 sustains a given number of operations per second. That a stream of events has EVENT_TOKENS tokens is a guess.
 A model that pools its tokens is counted stage by stage, each with POOLED of the tokens before it, which attend within
-patches; of a sparse convolution, the share OCCUPIED of the weights meets a token.
+patches; of a sparse convolution, the share OCCUPIED of the weights meets a token. A model of cameras and LiDAR has
+PILLARS pillars, a guess, which attend within sets; the network on its map is counted operation by operation.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..blocks import Attention
 from ..data import clips
 from ..data.counts import published
-from ..models import PointTransformerV3, ViViT
+from ..models import PointTransformerV3, UniTR, ViViT
 from ..models.event_vit import EventBackbone
+from ..models.unitr import CAMERAS
 from ..text import table as as_text
 from ..training.recipe import Recipe
 from ..training.runs import FINISHED
@@ -26,6 +29,7 @@ from .store import ReportError
 TFLOPS = 150.0  # sustained: about half of the peak of a recent GPU in 16 bits
 EVENT_TOKENS = 1000
 POOLED, OCCUPIED = 0.25, 0.35  # on surfaces
+PILLARS = 20_000  # of ten sweeps
 
 
 def samples(wanted: Recipe, split: str, data: str = "") -> int:
@@ -44,6 +48,9 @@ def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
     options = wanted.data.options
     if isinstance(model, PointTransformerV3):
         return int(options.get("point_max") or options.get("points") or EVENT_TOKENS)
+    if isinstance(model, UniTR):
+        height, width = wanted.data.sides
+        return PILLARS + len(CAMERAS) * (height // model.patch) * (width // model.patch)
     if isinstance(model, ViViT):
         return clips.TUBELETS * (options["height"] // model.patch) * (options["width"] // model.patch) + extra
     height, width = (size, size) if size else wanted.data.sides
@@ -56,6 +63,8 @@ def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
 
 def gflop(model: nn.Module, count: int) -> float:
     """Of so many tokens, forward. An estimate, no count of operators: PaPE's W_b, which is folded, counts in full."""
+    if isinstance(model, UniTR):
+        return _gflop_of_sets(model, count)
     stages, window, total = [(0, model)], count, 0.0  # how often tokens were pooled, and what works on them
     if isinstance(model, PointTransformerV3):
         backbone, window = model.backbone, model.patch
@@ -69,6 +78,17 @@ def gflop(model: nn.Module, count: int) -> float:
         pairs = sum(layer.heads * (layer.qk_dim + layer.head_dim) for layer in layers)
         total += here * (weights + min(here, window) * pairs)
     return 2 * total / 1e9
+
+
+def _gflop_of_sets(model: UniTR, count: int) -> float:
+    """Of so many pillars and patches, each of which has one of two MLPs, and of the map and its head."""
+    layers = [module for module in model.backbone.modules() if isinstance(module, Attention)]
+    shared = sum(p.numel() for layer in layers for p in layer.parameters() if p.ndim > 1)
+    split = sum(p.numel() for p in model.backbone.parameters() if p.ndim > 1) - shared
+    pairs = sum(layer.heads * (layer.qk_dim + layer.head_dim) for layer in layers)
+    with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.no_grad():
+        model.eval().head(model.bev(torch.empty(1, model.pillars.dim, *model.grid.size)))
+    return (2 * count * (shared + split / 2 + model.sets.set_size * pairs) + counter.get_total_flops()) / 1e9
 
 
 def estimate(grid: Grid, tflops: float = TFLOPS) -> str:

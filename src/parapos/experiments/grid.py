@@ -191,10 +191,21 @@ class Grid:
         return numbers
 
     def values(self, results: Results, place: Place, metric: str = "") -> list[float]:
-        """The repeats that are there."""
+        """The repeats that are there; of a column that is a mean of others, the mean if all of these are whole."""
+        if others := self._others(place):
+            whole = not metric and all(self.is_whole(results, other) for other in others)
+            means = [statistics.fmean(self.values(results, other)) for other in others] if whole else []
+            return [statistics.fmean(means)] if means else []
         return [value for value in self.repeats(results, place, metric) if value is not None]
 
+    def _others(self, place: Place) -> list[Place]:
+        """The places whose mean a place is."""
+        block, row, column = place
+        return [(block, row, other) for other in self.table.columns[column].mean_of]
+
     def is_whole(self, results: Results, place: Place) -> bool:
+        if others := self._others(place):
+            return all(self.is_whole(results, other) for other in others)
         return place in self.places and None not in self.repeats(results, place)
 
     def beyond(self, results: Results, block: str, row: str, columns: Sequence[str]) -> list[float]:

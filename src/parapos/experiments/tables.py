@@ -57,7 +57,7 @@ def resolve(table: Table, root: Path, changes: Mapping[str, str], only: Sequence
     for row, spec in table.rows.items():
         for block, base in (table.blocks or {"": table.recipe}).items():
             for name, column in table.columns.items():
-                if (only and row not in only) or not column.measured or row in column.without:
+                if (only and row not in only) or not column.measured or column.mean_of or row in column.without:
                     continue
                 source = spec.recipe or column.recipe or base
                 source = spec.instead.get(source, source)

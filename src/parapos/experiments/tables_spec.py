@@ -3,7 +3,8 @@
 The keys are `title`, `recipe`, `paper` (a section of recipes/published/tables.toml), [rows] with what each changes in
 the recipe, and [columns] with what each evaluates: size, data, interpolate (true, or the rows for which it is), recipe
 if another one, split, metric if not the headline of the task ("ap_*" is the first that fits), measured = false for
-figures that only the paper has, folds (then a cell is the mean over runs of these), root (a folder within --data.root).
+figures that only the paper has, folds (then a cell is the mean over runs of these), root (a folder within --data.root),
+mean_of (columns whose figures a row must all have: the cell is their mean, and nothing is run for it).
 [compare] names two rows, and columns whose figures are tested for a difference; `choose` is the column by which a row
 is best. [bench] has the options of a table that trains nothing.
 `seeds` and [blocks] make a study: the same grid for every seed and each data set, shown as mean and spread; `minutes`
@@ -36,7 +37,7 @@ class Column:
     """An evaluation. size: 0 for that of training. interpolate: true or false, or the rows for which it is true.
     metric: what is shown, "" for the headline of the task. loss_at: instead, the training loss at that step. folds: of
     the data; none leaves the choice to the recipe. root: a folder within the one that is given for all. count: show how
-    many are right, too. without: rows that have no cell."""
+    many are right, too. without: rows that have no cell. mean_of: other columns, whose mean it is."""
 
     size: Count = 0
     data: str = ""
@@ -50,9 +51,11 @@ class Column:
     root: str = ""
     count: bool = False
     without: tuple[str, ...] = ()
+    mean_of: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         need_known("split", self.split, ["train", "val", "test"])
+        need("mean_of", not self.mean_of or self == Column(mean_of=self.mean_of), "no other key beside it", self.mean_of)
 
     def evaluation(self, row: str, trained: int) -> Evaluation:
         """What is evaluated for a row."""
@@ -131,6 +134,8 @@ class Table:
             named |= {f"columns.{name}.interpolate": (drawn_in, self.rows)}
             named |= {f"columns.{name}.without": (column.without, self.rows)}
             named |= {f"columns.{name}.data": ((column.data,), DATASETS)}
+            plain = {other: one for other, one in self.columns.items() if not one.mean_of}
+            named |= {f"columns.{name}.mean_of": (column.mean_of, plain)}
             for key, is_good in (("loss_at", self.seeds), ("recipe", not self.seeds)):
                 how = f"in a table {'with' if key == 'loss_at' else 'without'} seeds only"
                 need(f"columns.{name}.{key}", bool(is_good or not getattr(column, key)), how, getattr(column, key))
