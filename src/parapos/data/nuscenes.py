@@ -237,16 +237,14 @@ def nuscenes(
     balance: bool = True,
     sensors: str = "both",
     missing: str = "error",
-    frames: int = 0,
     cache: str | Path | None = None,
     complete: bool = True,
 ) -> NuScenes:
     """A split of nuScenes, prepared. augment is for "train", which has UniTR's if none is given.
 
     tables: their version; "test" of the full data set is v1.0-test. balance=True draws training frames so that rare
-    classes occur as often as others (CBGS). frames: takes the first so many of the split, 0 for all. cache: where
-    `prepare` wrote, without it root/prepared. complete=False accepts any number of frames. Other options are those of
-    `NuScenes`.
+    classes occur as often as others (CBGS). cache: where `prepare` wrote, without it root/prepared. complete=False
+    accepts any number of frames. Other options are those of `NuScenes`.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
@@ -254,23 +252,22 @@ def nuscenes(
         raise ValueError(f"tables must be one of {', '.join(VERSIONS)}, got {tables!r}")
     version = "v1.0-test" if split == "test" and tables == "v1.0-trainval" else tables
     store = open_version(root, cache, version)
-    found = load_frames(store, split)
+    frames = load_frames(store, split)
     expected = SAMPLES.get((version, split))
-    if complete and len(found) != expected:
-        told = f"{len(found)} prepared frames of {split}, expected {expected}"
+    if complete and len(frames) != expected:
+        told = f"{len(frames)} prepared frames of {split}, expected {expected}"
         raise FormatError(f"{store.folder}: {told}; {store.again}, or complete=False accepts this")
-    if not found:
+    if not frames:
         known = ", ".join(one for one in SPLITS if (version, one) in SAMPLES)
         raise FormatError(f"{store.folder}: no prepared frames of {split}, {version} has {known}; {store.again}")
     settings = (augment or Augment()) if split == "train" else None
-    found = found[: frames or None]
     order = database = None
     if settings is not None and any(settings.paste) and settings.paste_epochs:
         database = load_database(store, split, settings.least_points)
     if settings is not None and balance:
-        order = balanced([_learned(frame)["label"] for frame in found], seed)
+        order = balanced([_learned(frame)["label"] for frame in frames], seed)
     return NuScenes(
-        found,
+        frames,
         Path(root),
         size=(size, size) if isinstance(size, int) else (size[0], size[1]),
         resize=resize,
