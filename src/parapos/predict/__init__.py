@@ -140,7 +140,7 @@ def load(
     a GPU if there is one.
     """
     from ..training import checkpoint, fit
-    from . import cloud_page, points  # noqa: F401 (they register themselves)
+    from . import cloud_page, driving, points  # noqa: F401 (they register themselves)
     from .sources import find_source
     from .views import find_view
 
