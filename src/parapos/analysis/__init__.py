@@ -19,11 +19,11 @@ from ..encodings import ENCODINGS
 from ..encodings.looks import label
 from ..encodings.parabolic import PaPE, PaPERI
 from ..experiments.store import ReportError
-from ..models import PointTransformerV3, ViViT
+from ..models import PointTransformerV3, UniTR, ViViT
 from ..models.event_vit import EventBackbone
 from ..models.vit import PatchBackbone
 from ..training import checkpoint, fit
-from . import clouds, plot
+from . import clouds, driving, plot
 from .maps import COLUMNS, Strip, make_event_strip, make_maps, make_video_strip, save
 from .scores import TAU, score_heads
 from .scores import Heads as Heads  # for callers of this package
@@ -65,11 +65,12 @@ def run(
 ) -> list[Path]:
     """All of `parapos analyze` for a run: heads.png, heads.json, maps.png and maps.npz in a folder.
 
-    samples: to score heads on, by default 1000 images, 8 point clouds or 100 of what else has more tokens. query: row
-    and column of an image, tubelet, row and column of a video, a token or x, y and milliseconds of events, a point or
-    x, y and z of a cloud. at: instead, a place of an image in pixels, x and y from the top left; of its file if an
-    image is given, else of the sample. image, size and at are for models of images, columns for those of events.
-    Without layer and head, those of the most positional head (largest bounded score), within what is given.
+    samples: to score heads on, by default 1000 images, 8 point clouds or keyframes, 100 of what else has more tokens.
+    query: row and column of an image, tubelet, row and column of a video, a token or x, y and milliseconds of events, a
+    point or x, y and z of a cloud, a pillar or x and y in metres around a car. at: instead, a place of an image in
+    pixels, x and y from the top left; of its file if an image is given, else of the sample. image, size and at are for
+    models of images, columns for those of events. Without layer and head, those of the most positional head (largest
+    bounded score), within what is given.
     """
     model, about = load(folder)
     for option, value, kind, what in (
@@ -94,6 +95,10 @@ def run(
         options |= {"tau": tau, "scaled": scaled}
         about = {"run": folder.name, "split": split, "tau": tau, "scaled": scaled, **about}
         return _run_points(model, dataset, out, index, what, about, collate=task.collate, tell=tell, **options)
+    if isinstance(model, UniTR):
+        options = dict(layer=layer, head=head, query=query, samples=samples or driving.SAMPLES, tau=tau, scaled=scaled)
+        about = {"run": folder.name, "split": split, **about}
+        return _run_driving(model, dataset, out, index, what, about, collate=task.collate, tell=tell, **options)
     make: Callable[..., Strip]
     if isinstance(model, ViViT):
         sample = dataset[index]
@@ -162,6 +167,40 @@ def _run_points(
     place = f"query (orange): point {maps.point + 1}, {place}"
     clouds.draw(paths[2], maps, title=f"{name}, layer {layer} ({blocks[layer - 1]}), head {head}, {what}, {place}")
     clouds.save(paths[3], maps)
+    return paths
+
+
+def _run_driving(
+    model: UniTR,
+    dataset: Any,
+    out: Path,
+    index: int,
+    what: str,
+    about: dict[str, Any],
+    *,
+    layer: int | None,
+    head: int | None,
+    query: Sequence[float] | None,
+    **scoring: Any,
+) -> list[Path]:
+    """What `run` does, for cameras and LiDAR. Without a layer, one in which pillars meet patches of images."""
+    batch = scoring["collate"]([dataset[index]])
+    joint = driving.joint_layers(model)
+    driving.make_pillar_maps(model, batch, layer=layer or joint[0], head=head or 1, query=query)  # tells a mistake early
+    checkpoint.check_writable(out)
+    heads = driving.score_frames(model, dataset, **scoring)
+    paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]
+    name = label(about["encoding"])
+    plot.heads(paths[0], heads.z, heads.bounded, title=f"{name}, {heads.samples} keyframes")
+    told = {key: about[key] for key in ("run", "split")} | {key: scoring[key] for key in ("tau", "scaled")}
+    checkpoint.write(paths[1], f"{heads.as_json(**told)}\n".encode())
+    layer = layer or max(joint, key=lambda one: float(heads.bounded[one - 1].max()))
+    layer, head = choose(heads.bounded, layer, head)
+    maps = driving.make_pillar_maps(model, batch, layer=layer, head=head, query=query)
+    x, y = maps.places[maps.query].tolist()
+    place = f"pillar (orange) at x {x:.1f} m, y {y:.1f} m"
+    driving.draw(paths[2], maps, title=f"{name}, layer {layer} ({maps.space}), head {head}, {what}, {place}")
+    driving.save(paths[3], maps)
     return paths
 
 

@@ -82,7 +82,8 @@ def add(commands: Any) -> None:
         metavar="PLACE",
         help="patch that looks, without it the middle one; images: row,col; videos: tubelet,row,col; events: number of "
         "a token, or x,y,milliseconds for the nearest one, with x and y in patches; clouds: number of a point, or "
-        "x,y,z for the nearest one (--query=-1,2,0 if the first is negative)",
+        "x,y,z for the nearest one (--query=-1,2,0 if the first is negative); cameras and LiDAR: number of a pillar, "
+        "or x,y in metres",
     )
     analyze.add_argument(
         "--at", type=_place, metavar="X,Y", help="instead: place in an image that looks, in pixels of --image or sample"

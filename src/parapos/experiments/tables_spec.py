@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -55,7 +55,13 @@ class Column:
 
     def __post_init__(self) -> None:
         need_known("split", self.split, ["train", "val", "test"])
-        need("mean_of", not self.mean_of or self == Column(mean_of=self.mean_of), "no other key beside it", self.mean_of)
+        need(
+            "mean_of", not self.mean_of or self._is_plain(), "no other key beside it", self.mean_of
+        )
+
+    def _is_plain(self) -> bool:
+        """Whether nothing but mean_of is given."""
+        return all(getattr(self, f.name) == f.default for f in fields(self) if f.name != "mean_of")
 
     def evaluation(self, row: str, trained: int) -> Evaluation:
         """What is evaluated for a row."""
