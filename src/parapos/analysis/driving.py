@@ -193,7 +193,7 @@ def draw(path: Path, maps: PillarMaps, *, title: str) -> None:
     """The six images with the attention of their patches, the pillars from above, and below them the parts of the
     scores in the camera that gets most attention."""
     pyplot = load_pyplot()
-    figure = pyplot.figure(figsize=(15, 8.5), layout="constrained")
+    figure = pyplot.figure(figsize=(15, 6.6), layout="constrained")
     grid = figure.add_gridspec(3, 5, height_ratios=(1, 1, 1.1))
     most = max(1e-9, float(maps.attention.nan_to_num(0).max()), float(maps.pillars.nan_to_num(0).max()))
     size = (0, maps.images.shape[3], maps.images.shape[2], 0)

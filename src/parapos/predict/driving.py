@@ -150,7 +150,7 @@ class Boxes3DView(View):
 
 
 def draw_scene(frame: DrivingFrame, answers: Sequence[Mapping[str, Any]]) -> Image.Image:
-    """Six images, if there is any, and the scene from above below them, with what is true beside it if that is known."""
+    """Six images, if there is any, and below them the scene from above, beside what is true if that is known."""
     truth = frame.truth
     cameras = 2 * (HIGH + HEAD) if frame.images else 0
     width = 3 * WIDE if frame.images or truth else ABOVE
