@@ -186,7 +186,9 @@ def _run_driving(
     """What `run` does, for cameras and LiDAR. Without a layer, one in which pillars meet patches of images."""
     batch = scoring["collate"]([dataset[index]])
     joint = driving.joint_layers(model)
-    driving.make_pillar_maps(model, batch, layer=layer or joint[0], head=head or 1, query=query)  # tells a mistake early
+    driving.make_pillar_maps(
+        model, batch, layer=layer or joint[0], head=head or 1, query=query
+    )  # tells a mistake early
     checkpoint.check_writable(out)
     heads = driving.score_frames(model, dataset, **scoring)
     paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]

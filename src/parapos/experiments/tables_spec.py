@@ -55,9 +55,7 @@ class Column:
 
     def __post_init__(self) -> None:
         need_known("split", self.split, ["train", "val", "test"])
-        need(
-            "mean_of", not self.mean_of or self._is_plain(), "no other key beside it", self.mean_of
-        )
+        need("mean_of", not self.mean_of or self._is_plain(), "no other key beside it", self.mean_of)
 
     def _is_plain(self) -> bool:
         """Whether nothing but mean_of is given."""
