@@ -44,15 +44,15 @@ class SeenLayer(NamedTuple):
 
     def scores(self, sets: Tensor | None = None) -> Layer:
         """What the layer made its scores of, in all sets or in some."""
-        sets = torch.arange(len(self.partition.index)) if sets is None else sets
-        index = self.partition.index[sets]
+        slots, mask, _, places = self.partition
+        sets = torch.arange(len(slots)) if sets is None else sets
+        index = slots[sets]
         q, k, _ = self.attention.project(self.seen[index])
-        positions = self.partition.positions.gather(index)
-        q, k, terms = self.attention.encoding(self.x[index], q, k, positions)
+        q, k, terms = self.attention.encoding(self.x[index], q, k, places.gather(index))
         if len(terms) != 1 or not isinstance(terms[0], Quadratic):
             name = type(self.attention.encoding).__name__
             raise ReportError(f"expected an encoding with one quadratic term, got {name}")
-        return Layer(q, k, terms[0], self.attention.encoding.scale, self.partition.mask[sets])
+        return Layer(q, k, terms[0], self.attention.encoding.scale, mask[sets])
 
 
 @contextmanager
@@ -132,7 +132,8 @@ def make_pillar_maps(
     """Maps of a pillar of a batch of one keyframe. layer and head from 1; query: the number of a pillar from 1, or x
     and y in metres, which mean the nearest one; without it the one nearest to ten metres ahead."""
     with watch_layers(model) as layers:
-        x, scene = model.tokenize(*(batch[name] for name in model.inputs))
+        given: list[Any] = [batch[name] for name in model.inputs]
+        x, scene = model.tokenize(*given)
         if not len(scene.pillars):
             raise ReportError("the sample has no pillar, so nothing looks")
         places = model.grid.centres(scene.pillars).double()
@@ -143,12 +144,12 @@ def make_pillar_maps(
         seen = layers[layer - 1]
     if not 1 <= head <= seen.attention.heads:
         raise ReportError(f"head must be from 1 to {seen.attention.heads}, got {head}")
-    width = seen.partition.index.shape[1]
-    number, slot = divmod(int(seen.partition.slot[at]), width)
+    slots, mask, slot_of, _ = seen.partition
+    number, slot = divmod(int(slot_of[at]), slots.shape[1])
     with torch.no_grad():
         parts = seen.scores(torch.tensor([number])).parts(rows=slice(slot, slot + 1))
-    real = seen.partition.mask[number]
-    tokens = seen.partition.index[number][real]
+    real = mask[number]
+    tokens = slots[number][real]
     count, (rows, cols) = len(places), scene.cameras.patches
     flat = {name: torch.full((len(x),), torch.nan, dtype=torch.float64) for name in PARTS}
     for name, values in flat.items():
@@ -202,8 +203,8 @@ def draw(path: Path, maps: PillarMaps, *, title: str) -> None:
         axis = figure.add_subplot(grid[place // 3, place % 3])
         if number < len(maps.images):
             axis.imshow(maps.images[number].permute(1, 2, 0).numpy())
-            seen = maps.attention[number].numpy()
-            axis.imshow(seen, extent=size, cmap="viridis", vmin=0, vmax=most, alpha=0.65, interpolation="nearest")
+            tint = maps.attention[number].numpy()
+            axis.imshow(tint, extent=size, cmap="viridis", vmin=0, vmax=most, alpha=0.65, interpolation="nearest")
             axis.set_title(f"{name}: {100 * float(maps.shares[number]):.1f}% of attention", fontsize=9)
         axis.set_axis_off()
     axis = figure.add_subplot(grid[:2, 3:])
