@@ -1,0 +1,110 @@
+"""File sizes and latency of exported models, as ratios to PyTorch in one interleaved run: python -m tools.export_bench.
+
+Writes benchmarks/export.json and the table benchmarks/export.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import parapos
+from parapos.bench.measure import machine
+from parapos.interop import export
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "export.json"
+MODEL, SIZES, TRACED = "vit_official_tiny_patch16", (224, 448), 14  # patches per side at export
+
+
+def run(rounds: int) -> dict[str, Any]:
+    """Median milliseconds per image and ratios to PyTorch, one image at a time."""
+    torch.manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for encoding in ("pape", "none"):
+            net = parapos.create_model(MODEL, encoding=encoding, num_classes=1000).eval()
+            nn.init.normal_(net.classifier.weight, std=0.02)
+            subject = export.describe(net)
+            weights = sum(p.numel() * p.element_size() for p in net.parameters())
+            ways: dict[str, Callable[[Any], Any]] = {"PyTorch": lambda inputs, net=net: net(*inputs)}
+            sizes, errors = {"PyTorch": weights}, {"PyTorch": 0.0}
+            for name, kind, precision in (
+                ("ONNX", "onnx", "float32"),
+                ("ONNX int8", "onnx", "int8"),
+                ("pt2", "pt2", "float32"),
+            ):
+                path = Path(scratch) / f"{encoding}-{precision}.{kind}"
+                report = export.export_model(net, path, kind, rows=TRACED, cols=TRACED + 1, precision=precision)
+                ways[name], sizes[name] = export.runner(subject, path), report.bytes
+                errors[name] = max(report.errors.values())
+            for size in SIZES:
+                inputs = (torch.rand(1, 3, size, size),)
+                times = _interleaved(ways, inputs, rounds)
+                for name in ways:
+                    ratios = [a / b for a, b in zip(times[name], times["PyTorch"], strict=True)]
+                    rows.append(
+                        {
+                            "encoding": encoding, "size": size, "way": name, "bytes": sizes[name],
+                            "ms": 1000 * statistics.median(times[name]), "ratio": statistics.median(ratios),
+                            "error": errors[name],
+                        }
+                    )  # fmt: skip
+    return {"machine": machine(), "model": MODEL, "rounds": rounds, "rows": rows}
+
+
+@torch.no_grad()
+def _interleaved(ways: dict[str, Callable[[Any], Any]], inputs: Any, rounds: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 2):  # two to warm up
+        for name, call in ways.items():
+            start = time.perf_counter()
+            call(inputs)
+            if number >= 2:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def markdown(results: dict[str, Any]) -> str:
+    sizes = sorted({row["size"] for row in results["rows"]})
+    lines = [
+        "| encoding | as | MB | largest difference | " + " | ".join(f"time at {size} px" for size in sizes) + " |",
+        "|---|---|---|---|" + "---|" * len(sizes),
+    ]
+    for encoding in dict.fromkeys(row["encoding"] for row in results["rows"]):
+        rows = [row for row in results["rows"] if row["encoding"] == encoding]
+        for way in dict.fromkeys(row["way"] for row in rows):
+            mine = {row["size"]: row for row in rows if row["way"] == way}
+            first = mine[sizes[0]]
+            cells = [f"{mine[size]['ratio']:.2f}" for size in sizes]
+            error = "" if way == "PyTorch" else f"{first['error']:.0e}"
+            lines.append(f"| {encoding} | {way} | {first['bytes'] / 1e6:.1f} | {error} | {' | '.join(cells)} |")
+    told = (
+        f"{results['model']}, one image at a time, {results['rounds']} interleaved rounds; times are ratios to PyTorch."
+    )
+    return "\n".join([*lines, "", told]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    results = run(args.rounds)
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    args.out.with_suffix(".md").write_text(markdown(results))
+    print(markdown(results))
+
+
+if __name__ == "__main__":
+    main()
