@@ -58,7 +58,7 @@ def run(rounds: int) -> dict[str, Any]:
                             "error": errors[name],
                         }
                     )  # fmt: skip
-    return {"machine": machine(), "model": MODEL, "rounds": rounds, "rows": rows}
+    return {"machine": machine("cpu"), "model": MODEL, "rounds": rounds, "rows": rows}
 
 
 @torch.no_grad()

@@ -217,7 +217,7 @@ def test_what_is_missing_is_named(tmp_path):
     (folder / "model.pt").unlink()
     with pytest.raises(CheckpointError, match=r"model\.pt: no such file"):
         official.load(folder)
-    with pytest.raises(TypeError, match="heads is read from config.json"):
+    with pytest.raises(TypeError, match="heads is read from config"):
         official.load(folder, heads=12)
 
 

@@ -58,6 +58,7 @@ _RENAMES = (
 )
 _PREFIXES = tuple(f"{part}{wrap}" for part in ("classifier.", "detector.", "") for wrap in ("_orig_mod.", ""))
 _STEMS = ("embedding.weight", "embedding.projection.weight")
+WEIGHTY = ("pape", "pape_ri", "rope_mixed")  # encodings that show in the weights
 _COUNTER = "num_batches_tracked"  # of BatchNorm; whole, and of no effect
 
 
@@ -97,7 +98,7 @@ def _infer_encoding(state: Mapping[str, Tensor], encoding: str | None) -> str:
         )
     if found is not None and encoding not in (None, found):
         raise CheckpointError(f"the weights are those of {found!r}, but encoding={encoding!r} was asked for")
-    if found is None and encoding in ("pape", "pape_ri", "rope_mixed"):
+    if found is None and encoding in WEIGHTY:
         raise CheckpointError(f"encoding={encoding!r} was asked for, but its weights are not in the checkpoint")
     return found or str(encoding)
 
@@ -142,9 +143,10 @@ def load(
     source: a published folder with config.json and model.pt, which say all else; or a network's state dict, or a
     training checkpoint that holds one. options go to the model, such as kernel, drop_path or sensor.
 
-    For a state dict: task: "image", the default, for net(images), "video" for net(videos, lengths=...) with the number of real tubelets per sample;
-    "event" for that of DvsGesture, "detection" for that of COCO and "event_detection" for that of GEN1, see
-    `models.detector`. heads cannot be read from the weights. encoding is needed only where it has no weights.
+    For a state dict: task: "image", the default, for net(images); "video" for net(videos, lengths=...) with the number
+    of real tubelets per sample; "event" for the network of DvsGesture; "detection" for that of COCO, "event_detection"
+    for that of GEN1, see `models.detector`. heads cannot be read from the weights. encoding is needed only where it has
+    no weights.
     """
     if isinstance(source, str | Path):
         for name, value in (("task", task), ("heads", heads), ("encoding", encoding)):
@@ -167,8 +169,7 @@ def load_folder(folder: Path, **options: Any) -> tuple[nn.Module, Published, dic
     for name in own.keys() & options.keys() - {"drop_path", "time_scale"}:
         raise TypeError(f"{name} is read from config.json and cannot be given")
     given = {**own, **options}
-    weightless = config.encoding not in ("pape", "pape_ri", "rope_mixed")
-    args = (config.task, config.heads, config.encoding if weightless else None)
+    args = (config.task, config.heads, None if config.encoding in WEIGHTY else config.encoding)
     try:
         with torch.device("meta"):
             net = _load_state(hollow, *args, dict(given), fill=False)
@@ -183,9 +184,7 @@ def _compare(config: Published, net: Any, state: Mapping[str, Tensor]) -> None:
     """Whether the weights are those of the network that the config describes."""
     attention = net.encoder.layers[0].attention
     found = {
-        "positional": _infer_encoding(
-            _strip(state), None if config.encoding in ("pape", "pape_ri", "rope_mixed") else config.encoding
-        ),
+        "positional": _infer_encoding(_strip(state), None if config.encoding in WEIGHTY else config.encoding),
         "model._hidden_size": attention.qkv.in_features,
         "model._head_size": attention.head_dim,
         "model._num_layers": len(net.encoder.layers),
