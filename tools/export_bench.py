@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ def run(rounds: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for encoding in ("pape", "none"):
-            net = parapos.create_model(MODEL, encoding=encoding, num_classes=1000).eval()
+            net: Any = parapos.create_model(MODEL, encoding=encoding, num_classes=1000).eval()
             nn.init.normal_(net.classifier.weight, std=0.02)
             subject = export.describe(net)
             weights = sum(p.numel() * p.element_size() for p in net.parameters())
-            ways: dict[str, Callable[[Any], Any]] = {"PyTorch": lambda inputs, net=net: net(*inputs)}
+            ways: dict[str, Callable[[Any], Any]] = {"PyTorch": partial(_call, net)}
             sizes, errors = {"PyTorch": weights}, {"PyTorch": 0.0}
             for name, kind, precision in (
                 ("ONNX", "onnx", "float32"),
@@ -59,6 +60,10 @@ def run(rounds: int) -> dict[str, Any]:
                         }
                     )  # fmt: skip
     return {"machine": machine("cpu"), "model": MODEL, "rounds": rounds, "rows": rows}
+
+
+def _call(net: nn.Module, inputs: Any) -> Any:
+    return net(*inputs)
 
 
 @torch.no_grad()

@@ -131,7 +131,8 @@ class PlacePatches:
         tokens, grid = output
         coord = kwargs.get("patch_coord", args[1] if len(args) > 1 else None)
         if coord is None:
-            self.placement.put_grid(*grid, self.prefix, tokens.device)
+            rows, cols = grid
+            self.placement.put_grid(rows, cols, self.prefix, tokens.device)
         else:  # (B, N, 2), (y, x) from 0; never in half precision, whatever the tokens are in
             self.placement.put(coord.flip(-1).float() + 1, self.prefix)
 

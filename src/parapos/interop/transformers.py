@@ -277,7 +277,7 @@ def load(folder: str | Path) -> PreTrainedModel:
     except (ValueError, RecursionError) as error:
         raise SwapError(f"{path}: not JSON: {error}") from None
     about = stored.check_about(values.pop(NAME, None) if isinstance(values, dict) else None, "transformers", str(path))
-    cls = getattr(transformers, stored.value(about, "model", str), None)
+    cls: Any = getattr(transformers, stored.value(about, "model", str), None)
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)) or "auto_map" in values:
         raise SwapError(f"{path}: transformers {transformers.__version__} has no model {about['model']!r}")
     settings = stored.settings(about)
