@@ -23,42 +23,50 @@ from parapos.bench.measure import machine
 from parapos.interop import export
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "export.json"
-MODEL, SIZES, TRACED = "vit_official_tiny_patch16", (224, 448), 14  # patches per side at export
+MODEL, ENCODINGS, SIZES = "vit_official_tiny_patch16", ("pape", "none"), (224, 448)
+TRACED = 14  # patches per side at export
 
 
-def run(rounds: int) -> dict[str, Any]:
-    """Median milliseconds per image and ratios to PyTorch, one image at a time."""
+WAYS = {"ONNX": ("onnx", "float32"), "ONNX int8": ("onnx", "int8"), "pt2": ("pt2", "float32")}
+
+
+def make_net(encoding: str) -> Any:
     torch.manual_seed(0)
+    net: Any = parapos.create_model(MODEL, encoding=encoding, num_classes=1000).eval()
+    nn.init.normal_(net.classifier.weight, std=0.02)
+    return net
+
+
+def prepare(folder: Path) -> None:
+    """Exports what is measured. Files that are there are kept."""
+    for encoding in ENCODINGS:
+        for name, (kind, precision) in WAYS.items():
+            path = folder / f"{encoding}-{precision}.{kind}"
+            about = folder / f"{encoding}-{name}.json"
+            if not about.exists():
+                options: dict[str, Any] = dict(rows=TRACED, cols=TRACED + 1, precision=precision)
+                report = export.export_model(make_net(encoding), path, kind, **options)
+                about.write_text(json.dumps({"bytes": report.bytes, "error": max(report.errors.values())}))
+
+
+def run(folder: Path, rounds: int) -> dict[str, Any]:
+    """Median milliseconds per image and ratios to PyTorch, one image at a time."""
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for encoding in ("pape", "none"):
-            net: Any = parapos.create_model(MODEL, encoding=encoding, num_classes=1000).eval()
-            nn.init.normal_(net.classifier.weight, std=0.02)
-            subject = export.describe(net)
-            weights = sum(p.numel() * p.element_size() for p in net.parameters())
-            ways: dict[str, Callable[[Any], Any]] = {"PyTorch": partial(_call, net)}
-            sizes, errors = {"PyTorch": weights}, {"PyTorch": 0.0}
-            for name, kind, precision in (
-                ("ONNX", "onnx", "float32"),
-                ("ONNX int8", "onnx", "int8"),
-                ("pt2", "pt2", "float32"),
-            ):
-                path = Path(scratch) / f"{encoding}-{precision}.{kind}"
-                report = export.export_model(net, path, kind, rows=TRACED, cols=TRACED + 1, precision=precision)
-                ways[name], sizes[name] = export.runner(subject, path), report.bytes
-                errors[name] = max(report.errors.values())
-            for size in SIZES:
-                inputs = (torch.rand(1, 3, size, size),)
-                times = _interleaved(ways, inputs, rounds)
-                for name in ways:
-                    ratios = [a / b for a, b in zip(times[name], times["PyTorch"], strict=True)]
-                    rows.append(
-                        {
-                            "encoding": encoding, "size": size, "way": name, "bytes": sizes[name],
-                            "ms": 1000 * statistics.median(times[name]), "ratio": statistics.median(ratios),
-                            "error": errors[name],
-                        }
-                    )  # fmt: skip
+    for encoding in ENCODINGS:
+        net = make_net(encoding)
+        subject = export.describe(net)
+        weights = sum(p.numel() * p.element_size() for p in net.parameters())
+        ways: dict[str, Callable[[Any], Any]] = {"PyTorch": partial(_call, net)}
+        about: dict[str, Any] = {"PyTorch": {"bytes": weights, "error": 0.0}}
+        for name, (kind, precision) in WAYS.items():
+            ways[name] = export.runner(subject, folder / f"{encoding}-{precision}.{kind}")
+            about[name] = json.loads((folder / f"{encoding}-{name}.json").read_text())
+        for size in SIZES:
+            times = _interleaved(ways, (torch.rand(1, 3, size, size),), rounds)
+            for name in ways:
+                ratios = [a / b for a, b in zip(times[name], times["PyTorch"], strict=True)]
+                found = {"ms": 1000 * statistics.median(times[name]), "ratio": statistics.median(ratios)}
+                rows.append({"encoding": encoding, "size": size, "way": name, **about[name], **found})
     return {"machine": machine("cpu"), "model": MODEL, "rounds": rounds, "rows": rows}
 
 
@@ -102,10 +110,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="keeps the exported files, and takes those that are there")
+    parser.add_argument("--prepare", action="store_true", help="export alone, measure nothing")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    results = run(args.rounds)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        prepare(folder)
+        if args.prepare:
+            return
+        results = run(folder, args.rounds)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
     args.out.with_suffix(".md").write_text(markdown(results))
     print(markdown(results))

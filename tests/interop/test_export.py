@@ -117,6 +117,7 @@ def test_the_command(tmp_path, capsys):
     for words, message in (
         (["--out", str(tmp_path / "x.pt")], "ends in .onnx"),
         (["--size", "30"], "multiples of"),
+        (["--max-det", "5"], "--max-det: is for detectors"),
         (["--format", "pt2", "--precision", "int8"], "int8 is for --format onnx"),
     ):
         assert cli.main(["export", str(run), *words]) == 2

@@ -66,7 +66,9 @@ def add(commands: Any) -> None:
     given.add_argument("--format", choices=("onnx", "pt2"), default="onnx", help="onnx, or pt2 of torch.export")
     given.add_argument("--out", type=Path, metavar="FILE", help="without it RUN/model.onnx or RUN/model.pt2")
     given.add_argument("--size", type=sides, help="side or HEIGHTxWIDTH to trace with, without it that of training")
-    given.add_argument("--max-det", type=integer(1, 10_000), default=100, help="detections of an image, of detectors")
+    given.add_argument(
+        "--max-det", type=integer(1, 10_000), help="most boxes of an image, without it 100; of detectors"
+    )
     given.add_argument("--mask", action="store_true", help="the graph of an image model takes a mask of patches, too")
     given.add_argument(
         "--precision", choices=("float32", "int8"), default="float32", help="int8: dynamic quantization of onnx"

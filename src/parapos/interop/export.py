@@ -287,7 +287,7 @@ def export_run(
     out: str | Path | None = None,
     *,
     size: int | tuple[int, int] | None = None,
-    max_det: int = 100,
+    max_det: int | None = None,
     masked: bool = False,
     precision: str = "float32",
 ) -> Report:
@@ -300,6 +300,10 @@ def export_run(
     path = Path(out) if out is not None else folder / f"model.{kind}"
     if path.suffix != f".{kind}":
         raise ExportError(f"--out: expected a file that ends in .{kind}, got {path}")
+    if max_det is not None and not isinstance(net, DetectorViT | EventDetector):
+        raise ExportError(f"--max-det: is for detectors, this run is a {type(net).__name__}")
+    if size is not None and isinstance(net, EventViT | EventDetector):
+        raise ExportError(f"--size: is for images and videos, this run is a {type(net).__name__}")
     sides = (size, size) if isinstance(size, int) else size if size is not None else wanted.data.sides
     if 0 in sides:  # data without a size
         options = wanted.data.options
@@ -308,5 +312,6 @@ def export_run(
     if any(side % patch for side in sides):
         raise ExportError(f"--size: expected multiples of {patch}, got {sides[0]}x{sides[1]}")
     rows, cols = (max(2, side // patch) if side else 4 + axis for axis, side in enumerate(sides))
-    options = {"rows": rows, "cols": cols, "max_det": max_det, "masked": masked, "precision": precision}
-    return export_model(net, path, kind, **options)
+    return export_model(
+        net, path, kind, rows=rows, cols=cols, max_det=max_det or 100, masked=masked, precision=precision
+    )

@@ -182,9 +182,9 @@ def load_folder(folder: Path, **options: Any) -> tuple[nn.Module, Published, dic
 
 def _compare(config: Published, net: Any, state: Mapping[str, Tensor]) -> None:
     """Whether the weights are those of the network that the config describes."""
-    attention = net.encoder.layers[0].attention
+    attention, state = net.encoder.layers[0].attention, _strip(state)
     found = {
-        "positional": _infer_encoding(_strip(state), None if config.encoding in WEIGHTY else config.encoding),
+        "positional": _infer_encoding(state, None if config.encoding in WEIGHTY else config.encoding),
         "model._hidden_size": attention.qkv.in_features,
         "model._head_size": attention.head_dim,
         "model._num_layers": len(net.encoder.layers),

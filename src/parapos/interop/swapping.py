@@ -45,7 +45,7 @@ class Placement:
         r = r[None] if r.ndim == 2 else r
         if prefix:
             r = torch.cat([r.new_full((r.shape[0], prefix, r.shape[2]), torch.nan), r], dim=1)
-        self.positions = Positions(r, unplaced=bool(prefix) or None)
+        self.positions = Positions(r, unplaced=bool(prefix))
 
     def put_grid(self, rows: int, cols: int, prefix: int, device: torch.device) -> None:
         """Positions of a grid of patches; see `put`."""
