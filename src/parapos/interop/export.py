@@ -312,6 +312,7 @@ def export_run(
     if any(side % patch for side in sides):
         raise ExportError(f"--size: expected multiples of {patch}, got {sides[0]}x{sides[1]}")
     rows, cols = (max(2, side // patch) if side else 4 + axis for axis, side in enumerate(sides))
+    cols += cols == rows  # an example whose sides are equal would leave open whether they must be
     return export_model(
         net, path, kind, rows=rows, cols=cols, max_det=max_det or 100, masked=masked, precision=precision
     )
