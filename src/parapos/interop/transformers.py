@@ -264,6 +264,10 @@ def save(model: PreTrainedModel, folder: str | Path) -> Path:
     return folder
 
 
+def _is_model(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, PreTrainedModel)
+
+
 def load(folder: str | Path) -> PreTrainedModel:
     """The model that `save` wrote, in evaluation mode. Every weight must be there and none beside them."""
     folder = Path(folder)
@@ -277,15 +281,14 @@ def load(folder: str | Path) -> PreTrainedModel:
     except (ValueError, RecursionError) as error:
         raise SwapError(f"{path}: not JSON: {error}") from None
     about = stored.check_about(values.pop(NAME, None) if isinstance(values, dict) else None, "transformers", str(path))
-    cls: Any = getattr(transformers, stored.value(about, "model", str), None)
-    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)) or "auto_map" in values:
+    family: Any = getattr(transformers, stored.value(about, "model", str), None)
+    if not _is_model(family) or "auto_map" in values:
         raise SwapError(f"{path}: transformers {transformers.__version__} has no model {about['model']!r}")
     settings = stored.settings(about)
 
     def build() -> PreTrainedModel:
-        config: PreTrainedConfig = cls.config_class.from_dict(values)
-        made = cls._from_config(config)
-        return swap(made, **settings)
+        config: PreTrainedConfig = family.config_class.from_dict(values)
+        return swap(family._from_config(config), **settings)
 
     try:
         with torch.device("meta"):
