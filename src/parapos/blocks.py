@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from .attention import attend
 from .attention.kernels import find_kernel
@@ -37,6 +36,7 @@ class Attention(nn.Module):
         kernel: str = "auto",
         strict: bool = False,
         exact: bool = False,
+        tolerance: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Attention(nn.Module):
             find_kernel(kernel)
         self.heads, self.head_dim = heads, dim // heads if head_dim is None else head_dim
         self.qk_dim = self.head_dim if qk_dim is None else qk_dim
-        self.kernel, self.strict, self.exact = kernel, strict, exact
+        self.kernel, self.strict, self.exact, self.tolerance = kernel, strict, exact, tolerance
         pos_dim = pos_dim if pos_dim is not None else 2 if isinstance(encoding, str) else encoding.pos_dim
         want = {"dim": dim, "heads": heads, "head_dim": self.qk_dim, "pos_dim": pos_dim}
         if isinstance(encoding, str):
@@ -84,7 +84,8 @@ class Attention(nn.Module):
         if mask is not None and padded and not any(term.ignores_mask for term in terms):
             q = q.masked_fill(~mask[:, None, :, None], 0.0)  # what padding asks may be anything, NaN too
         scale = self.encoding.scale
-        out = attend(q, k, v, terms, mask, scale, kernel=self.kernel, strict=self.strict, exact=self.exact)
+        how = {"kernel": self.kernel, "strict": self.strict, "exact": self.exact, "tolerance": self.tolerance}
+        out = attend(q, k, v, terms, mask, scale, **how)  # type: ignore[arg-type]
         assert isinstance(out, Tensor)
         return self.proj(out.transpose(1, 2).flatten(2))
 
@@ -141,23 +142,10 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Additive encoding, norm, `depth` blocks, norm. Positions are prepared once and shared by all layers.
+    """Additive encoding, norm, `depth` blocks, norm. Positions are prepared once and shared by all layers."""
 
-    grad_checkpointing: in training, blocks run again in the backward pass instead of keeping what they computed.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        depth: int,
-        mlp_dim: int,
-        drop_path: float = 0.0,
-        *,
-        grad_checkpointing: bool = False,
-        **attention: Any,
-    ) -> None:
+    def __init__(self, dim: int, depth: int, mlp_dim: int, drop_path: float = 0.0, **attention: Any) -> None:
         super().__init__()
-        self.grad_checkpointing = grad_checkpointing
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
         if not isinstance(attention.get("encoding", ""), str):
@@ -179,8 +167,5 @@ class Encoder(nn.Module):
         positions = self.encoding.prepare(r)
         x = self.norm_pre(self.encoding.add(x, positions))
         for layer in self.layers:
-            if self.grad_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, x, positions, mask, use_reentrant=False)
-            else:
-                x = layer(x, positions, mask)
+            x = layer(x, positions, mask)
         return self.norm_post(x)

@@ -9,6 +9,7 @@ B batch, H heads, n queries, N keys, h query/key size, w value size, f functions
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, product
 from math import prod
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..relative import contract, project
 from ..tracing import cast, no_autocast
-from . import reference
+from . import reference, tiles
 from .columns import ALLOWED, GRADIENT_ROUNDING, columns, features_of, fits
 from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
 from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, plain
@@ -248,6 +249,8 @@ def attention(call: Call) -> Tensor:
         return reference.attention(call)[0]
     if not call.terms:
         return plain(q, k, v, _bias(call.mask, q.dtype), call.scale)
+    if not _is_watched(q) and (out := tiles.attention(replace(call, q=q, k=k, v=v))) is not None:
+        return out
     term = separable(call)
     s = Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     args = (q, k, v, call.mask, call.scale, *s, [] if term is None else list(columns(term, q, v)))
@@ -271,6 +274,8 @@ def _describe(call: Call) -> str:
     from_d = f"{call.names} formed from D in blocks of queries, added by PyTorch fused attention to its scores"
     if term is None or not prod(call.q.shape[:3]) * call.k.shape[2]:
         return from_d
+    if not call.q.is_meta and (text := tiles.describe(call)) is not None:
+        return text
     made = columns(term, call.q, call.v)
     if not call.q.is_meta and not fits(term.coefficients(torch.float32), made.bound, call.scale):
         return f"{from_d}; as columns these numbers would lose digits"

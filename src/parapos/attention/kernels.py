@@ -17,7 +17,10 @@ from .terms import Relative, Term
 
 @dataclass(frozen=True)
 class Call:
-    """One checked call of attention. mask: (B or 1, H or 1, n or 1, N) with True = may look, or None."""
+    """One checked call of attention.
+
+    mask: (B or 1, H or 1, n or 1, N) with True = may look, or None. tolerance: the weight that a row may lose.
+    """
 
     q: Tensor
     k: Tensor
@@ -27,6 +30,7 @@ class Call:
     scale: float
     exact: bool = False
     return_weights: bool = False
+    tolerance: float = 0.0
 
     @property
     def needs_grad(self) -> bool:

@@ -21,7 +21,7 @@ class Backbone(nn.Module):
     """Tokens that `embedding` makes, through an encoder. `axes`: how many dimensions their positions have. `patch`: the
     side in pixels of what a token sees.
 
-    Other keywords go to the encoder: encoding and its options, head_dim, qk_dim, kernel, strict.
+    Other keywords go to the encoder: encoding and its options, head_dim, qk_dim, kernel, strict, exact, tolerance.
     inputs: the entries of a batch that forward takes, in order.
     """
 

@@ -1,0 +1,358 @@
+"""Which tiles of keys each tile of queries needs: a proof, from the numbers of a call, that the others have no weight.
+
+Tokens are put into compact tiles (`Tiling`). For a query i and a tile T of keys with box B (of D = r_j - r_i), centroid
+k_T and radius R_T, every key j of T has a score of at most
+
+    U_iT = f(D0) + max over B of grad f(D0).(D - D0) + l max over B of |D - D0|^2 + scale (q_i.k_T + |q_i| R_T)
+
+for f(D) = D'MD + g.D, any D0 in B, and l at least the largest eigenvalue of M and 0. Proof: f is quadratic, so
+f(D) = f(D0) + grad f(D0).(D - D0) + (D - D0)'M(D - D0), and the last term is at most l |D - D0|^2; q_i.k_j =
+q_i.k_T + q_i.(k_j - k_T), and Cauchy-Schwarz bounds the last product by |q_i| R_T. Where M is negative semidefinite
+and D0 is the maximum over B, the gradient there points out of B and the bound of f is exact. A distance c |D| with
+c < 0 is at most c u.D for any unit vector u, which is largest at a corner of B; with c > 0 it is at most c max |D|.
+
+The softmax divides by exp of the row's log-sum-exp, which is at least l_i, the log-sum-exp over any visible keys: here
+those of one anchor tile and all keys without a position. So a tile has a weight of at most n_T exp(U_iT - l_i) in row
+i, and a tile of queries may skip tiles of keys as long as these weights add up to no more than the tolerance in every
+row. For training a tile counts 1 + max |D|^2 times, because gradients of M sum weights times D D'. Rounding of
+U and l is bounded by their largest summands and goes against skipping.
+n queries, N keys, h head size, p position dims; Q tiles of queries, T tiles of keys, s slots of a tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..positions import Positions, placed
+from .kernels import Call
+from .terms import Relative
+
+TILE = 64  # tokens of a tile, about
+COARSE = 16  # tiles that are judged together first, where there are many
+LEAST = 4096  # keys, and queries times keys in its square: fewer are not worth a look
+# What tiles cost, in units of dense attention: each pair of tiles, for small products are slower, and each query, for
+# bounds and orders, as much as so many keys.
+PAIR_COST, QUERY_COST = 1.3, 900.0
+DEFAULTS = {torch.float64: 2.0**-52, torch.float32: 1e-7, torch.bfloat16: 2.0**-10, torch.float16: 2.0**-13}
+
+
+class Tiling(NamedTuple):
+    """The tokens of one sample in compact tiles of nearly equal count."""
+
+    index: Tensor  # type: ignore[assignment]  # (T, s): tokens, -1 in empty slots
+    low: Tensor  # (T, p): boxes, in float64
+    high: Tensor
+    unplaced: Tensor  # (u,): tokens without a position
+
+    @property
+    def middle(self) -> Tensor:
+        return self.low + (self.high - self.low) / 2
+
+
+def tilings(positions: Positions) -> list[Tiling]:
+    """A tiling per sample, or one for all, made once for these positions."""
+    return positions.once(("tilings",), lambda: [tiling(r) for r in positions.r.detach()])
+
+
+def tiling(r: Tensor) -> Tiling:
+    """Tiles of positions (N, p): sets of tokens are halved across their longest side until about TILE are left.
+
+    On a grid these are blocks. Neighbours in the list of tiles are halves of one set, so runs of them are compact too.
+    """
+    here, r = placed(r), r.double()
+    tokens = here.nonzero()[:, 0]
+    n = len(tokens)
+    levels = max(0, round(math.log2(max(n, 1) / TILE)))
+    index = tokens.new_full((1, max(1, -(-n // 2**levels)) * 2**levels), -1)
+    index[0, :n], count = tokens, torch.tensor([n], device=r.device)
+    for level in range(levels + 1):
+        x = torch.where((index < 0)[..., None], torch.nan, r[index])  # (sets, slots, p)
+        low, high = x.nan_to_num(nan=math.inf).amin(1), x.nan_to_num(nan=-math.inf).amax(1)
+        if level == levels:
+            break
+        axis = (high - low).argmax(-1)[:, None, None].expand(-1, x.shape[1], 1)
+        order = x.gather(2, axis)[..., 0].nan_to_num(nan=math.inf).sort(dim=1, stable=True)[1]
+        index, half = index.gather(1, order), (count + 1) // 2
+        slots = torch.arange(index.shape[1] // 2, device=r.device)[None]
+        lower = torch.where(slots < half[:, None], index[:, : slots.shape[1]], -1)
+        upper = index.gather(1, (slots + half[:, None]).clamp(max=index.shape[1] - 1))
+        upper = torch.where(slots < (count - half)[:, None], upper, -1)
+        index, count = torch.stack([lower, upper], 1).flatten(0, 1), torch.stack([half, count - half], 1).flatten()
+    if not n:
+        index, low, high = index[:0], low[:0], high[:0]
+    return Tiling(index, low, high, (~here).nonzero()[:, 0])
+
+
+class Side(NamedTuple):
+    """Queries or keys in the order of tiles: those of the tiling, and more for tokens without a position."""
+
+    index: Tensor  # type: ignore[assignment]  # (tiles, s), -1 in empty slots
+    at: Tensor  # (tiles, s, p) in float64, NaN where there is no position
+    middle: Tensor  # (tiles, p)
+    offset: Tensor  # (tiles, s, p) in float32, from the middle; 0 where there is no position
+    compact: int  # tiles with positions
+
+    @classmethod
+    def of(cls, r: Tensor, tiles: Tiling, also: Tensor, pad: int) -> Side:
+        """also: tokens without a position that take part; pad: empty tiles at the end."""
+        size = max(tiles.index.shape[1], 1)
+        count = -(-len(also) // size) + pad
+        more = also.new_full((count * size,), -1)
+        more[: len(also)] = also
+        index = torch.cat([tiles.index.expand(-1, size), more.view(-1, size)])
+        at = torch.where((index < 0)[..., None], torch.nan, r.double()[index])
+        middle = torch.cat([tiles.middle, tiles.middle.new_zeros(count, r.shape[-1])])
+        offset = (at - middle[:, None]).nan_to_num(nan=0.0).float()
+        return cls(index, at, middle, offset, len(tiles.index))
+
+
+def sides(positions: Positions, pad: int) -> list[Side]:
+    """A side per sample, or one for all, made once."""
+    tiles = tilings(positions)
+    both = zip(positions.r.detach(), tiles, strict=True)
+    return positions.once((f"sides {pad}",), lambda: [Side.of(r, t, t.unplaced, pad) for r, t in both])
+
+
+class Form(NamedTuple):
+    """The positional score of some queries as a function of D: D'MD + g.D + c |D|, scaled as the score is."""
+
+    M: Tensor  # (..., p, p), symmetric
+    g: Tensor  # (..., p)
+    c: Tensor  # (...)
+
+
+def is_bounded(term: Relative) -> bool:
+    """Whether `form` can write a term."""
+    return all(e[0] in (-1, -2) or (min(e) >= 0 and sum(e) <= 2) for e in term.exponents)
+
+
+def form(terms: Sequence[Relative], coefficients: Sequence[Tensor]) -> Form:
+    """The sum of terms with coefficients (..., f), scaled, without what is the same for all keys."""
+    p, like = terms[0].r.r.shape[-1], coefficients[0][..., 0]
+    M, g, c = like.new_zeros(*like.shape, p, p), like.new_zeros(*like.shape, p), torch.zeros_like(like)
+    for term, values in zip(terms, coefficients, strict=True):
+        for e, value in zip(term.exponents, values.unbind(-1), strict=True):
+            axes = [u for u, power in enumerate(e) for _ in range(power)]
+            if e[0] == -1:
+                c += value
+            elif e[0] == -2:
+                M.diagonal(dim1=-2, dim2=-1).add_(value[..., None])
+            elif len(axes) == 1:
+                g[..., axes[0]] += value
+            elif len(axes) == 2:
+                M[..., axes[0], axes[1]] += value / 2
+                M[..., axes[1], axes[0]] += value / 2
+    return Form(M, g, c)
+
+
+def positive_part(M: Tensor) -> Tensor:
+    """At least the largest eigenvalue of M (..., p, p) and 0; next to 0 where M is negative semidefinite: (...)."""
+    p, planes = M.shape[-1], _planes(M, 2)
+    size = _sum(x.abs() for x in planes)
+    rounding = 4 * p * torch.finfo(M.dtype).eps * size
+    # Elimination of rounding I - M: all pivots positive means that no eigenvalue of M is above that, twice to be safe.
+    rows = [[-x for x in planes[u * p : u * p + p]] for u in range(p)]
+    definite = torch.ones_like(size, dtype=torch.bool)
+    for u in range(p):
+        pivot = rows[u][u] + rounding
+        definite &= pivot > 0
+        pivot = torch.where(pivot > 0, pivot, 1.0)
+        for v in range(u + 1, p):
+            for w in range(v, p):
+                rows[v][w] = rows[v][w] - rows[u][v] * rows[u][w] / pivot
+    return torch.where((size == 0) | definite, 2 * rounding, size)
+
+
+class Keys(NamedTuple):
+    """What the bound takes of tiles of keys: boxes, centroids, radii, and how many keys they have."""
+
+    low: Tensor  # (T, p), float64
+    high: Tensor
+    centroid: Tensor  # (T, h)
+    radius: Tensor  # (T,)
+    count: Tensor  # type: ignore[assignment]  # (T,)
+
+    @classmethod
+    def of(cls, tiles: Tiling, k: Tensor, visible: Tensor) -> Keys:
+        """k (T, s, h) and visible (T, s) in the order of the tiles; keys that nobody sees do not count."""
+        count = visible.sum(1)
+        some = visible[..., None]
+        centroid = torch.where(some, k, 0.0).sum(1) / count.clamp(min=1)[:, None]
+        radius = torch.where(some, k - centroid[:, None], 0.0).norm(dim=-1).amax(1)
+        return cls(tiles.low, tiles.high, centroid, radius, count)
+
+    def merged(self, size: int) -> Keys:
+        """Runs of `size` tiles as one."""
+        low, high, centroid = (x.unflatten(0, (-1, size)) for x in (self.low, self.high, self.centroid))
+        count, middle = self.count.view(-1, size), centroid.mean(1)
+        apart = (centroid - middle[:, None]).norm(dim=-1) + self.radius.view(-1, size)
+        radius = torch.where(count > 0, apart, 0.0).amax(1)
+        return Keys(low.amin(1), high.amax(1), middle, radius, count.sum(1))
+
+    def take(self, index: Tensor) -> Keys:
+        return Keys(*(x[index] for x in self))
+
+
+def _planes(x: Tensor, dims: int = 1) -> list[Tensor]:
+    """The numbers of small vectors or matrices, each for all of them: operations run over long rows."""
+    return list(x.flatten(-dims).movedim(-1, 0).contiguous().unbind(0))
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    first, *others = parts
+    return sum(others, first)
+
+
+class Queries:
+    """What the bound takes of tiles of queries. With D = y + x, y about the middle of the tile, the form without c is
+    y'My + b.y + a.
+
+    q (Q, s, h), times the scale of the scores; x (Q, s, p): the middle minus the positions; middle (Q, p) in float64.
+    """
+
+    def __init__(self, q: Tensor, x: Tensor, middle: Tensor, form: Form) -> None:
+        self.q, self.middle, self.p, self.form = q, middle, x.shape[-1], form
+        axes = range(self.p)
+        self.x, self.g, m = _planes(x), _planes(form.g), _planes(form.M, 2)
+        self.M = [[m[u * self.p + v] for v in axes] for u in axes]
+        half = [_sum(self.M[u][v] * self.x[v] for v in axes) for u in axes]
+        self.b = [self.g[u] + 2 * half[u] for u in axes]
+        self.a = _sum((half[u] + self.g[u]) * self.x[u] for u in axes)
+        self.length, self.curve = q.norm(dim=-1), _sum(y.abs() for y in m)
+        self.steep = _sum(y.abs() for y in self.g) + form.c.abs()
+        self.reach = _sum(y.abs().amax(1, keepdim=True).square() for y in self.x).sqrt()  # (Q, 1): |x| at most
+
+    @property
+    def rounding(self) -> float:
+        """The rounding of a bound or a score, as a share of the sizes of its summands."""
+        return (16 + 8 * self.p**2 + self.q.shape[-1]) * torch.finfo(self.q.dtype).eps
+
+
+class Pairs:
+    """What the bound takes of pairs of tiles: positions of keys about the middle of each tile of queries.
+
+    Lists of p coordinates (Q, T): low and high, the boxes of the keys; near, what is nearest to the middle; peak, where
+    the mean form of the queries is about largest. far (Q, T): at least |D|; score (Q, T): the mean score at the peak.
+    """
+
+    def __init__(self, queries: Queries, keys: Keys) -> None:
+        axes = range(queries.p)
+        edges = [[(e[None, :, u] - queries.middle[:, None, u]).to(queries.q.dtype) for u in axes] for e in keys[:2]]
+        self.low, self.high = edges
+        self.far = _sum(torch.maximum(-x, y).square() for x, y in zip(*edges, strict=True)).sqrt_() + queries.reach
+        M = [[y.mean(1, keepdim=True) for y in row] for row in queries.M]
+        b = [y.mean(1, keepdim=True) for y in queries.b]
+        self.near = [torch.zeros_like(x).clamp(x, y) for x, y in zip(*edges, strict=True)]  # to the middle
+        self.peak = list(self.near)
+        for u in (*axes, *axes):  # towards the maximum, one coordinate after another; the bound holds for any point
+            down = torch.where(M[u][u] < 0, -0.5 / M[u][u], 0.0)
+            others = _sum([b[u].expand_as(self.far), *(2 * M[u][v] * self.peak[v] for v in axes if v != u)])
+            self.peak[u] = (others * down).clamp(self.low[u], self.high[u])
+        y = self.peak
+        value = [_sum([b[u].expand_as(self.far), *(M[u][v] * y[v] for v in axes)]) * y[u] for u in axes]
+        self.distance = _sum(z.square() for z in self.near).sqrt()
+        self.score = torch.addmm(_sum(value), queries.q.mean(1), keys.centroid.T)
+        self.score += queries.form.c.mean(1, keepdim=True) * self.distance
+        self.score.masked_fill_(keys.count == 0, -math.inf)
+
+
+def log_weights(queries: Queries, floor: Tensor, keys: Keys, pairs: Pairs, weighted: bool) -> Tensor:
+    """At least the log of the weight that a tile of keys has in any row of a tile of queries: (Q, T).
+
+    floor (Q, s): at most the log-sum-exp of each row. weighted: times 1 + max |D|^2. All but the positive parts of the
+    gradient are sums of products of what a query has and what a pair of tiles has, which are matrix products.
+    """
+    axes, eps, q, c = range(queries.p), queries.rounding, queries.q, queries.form.c
+    M, b, y, far = queries.M, queries.b, pairs.peak, pairs.far
+    below = [pairs.low[u] - y[u] for u in axes]
+    # At the peak and, for each axis, at the lower end of the box; the way up to the higher end follows.
+    products = [(M[u][v], y[u] * (y[v] + 2 * below[v])) for u in axes for v in axes]
+    products += [(b[u], y[u] + below[u]) for u in axes]
+    start = queries.a - floor + eps * floor.abs().nan_to_num(posinf=0.0)
+    reach = _sum(torch.maximum(pairs.high[u] - y[u], -below[u]).square() for u in axes)
+    products += [(start, torch.ones_like(far)), (positive_part(queries.form.M), reach)]
+    products += [(queries.curve, eps * far.square()), (queries.steep, eps * far)]
+    if c.any():  # |D| >= unit.D, a plane that touches it
+        unit = [x / pairs.distance.clamp(min=torch.finfo(q.dtype).tiny) for x in pairs.near]
+        least = _sum(torch.minimum(unit[u] * pairs.low[u], unit[u] * pairs.high[u]) for u in axes)
+        products += [(c.clamp(max=0), least), (c.clamp(min=0), far)]
+        products += [(c.clamp(max=0) * queries.x[u], unit[u]) for u in axes]
+    content = q.flatten(0, 1) @ keys.centroid.T
+    spread = keys.radius + eps * (keys.centroid.norm(dim=-1) + keys.radius)
+    bound = content.addmm_(queries.length.view(-1, 1), spread[None]).view(*q.shape[:2], -1)
+    of_query, of_pair = zip(*products, strict=True)
+    bound = torch.baddbmm(bound, torch.stack(of_query, -1), torch.stack(of_pair, 1))
+    for u in axes:
+        rows = torch.stack([b[u], *(2 * M[u][v] for v in axes)], -1)
+        gradient = torch.bmm(rows, torch.stack([torch.ones_like(far), *y], 1))
+        bound.addcmul_(gradient.clamp_(min=0.0), (pairs.high[u] - pairs.low[u])[:, None])
+    logs = bound.amax(1).nan_to_num_(nan=math.inf) + keys.count.log().to(q.dtype)
+    logs = logs + torch.log1p(far.square()) if weighted else logs
+    return logs.masked_fill(keys.count == 0, -math.inf)
+
+
+def skipped(logs: Tensor, tolerance: float) -> Tensor:
+    """The lightest tiles, whose weights sum to at most the tolerance: (..., T) boolean, given logs of weights."""
+    weights, order = logs.double().exp().sort(-1)
+    light = weights.cumsum(-1) <= tolerance * (1 - 1e-3)
+    return torch.zeros_like(light).scatter(-1, order, light)
+
+
+def needed(
+    queries: Queries, keys: Keys, coarse: Keys | None, floor: Callable[[Tensor, Tensor], Tensor], tolerance: float,
+    weighted: bool,
+) -> Tensor:  # fmt: skip
+    """Which tiles of keys each tile of queries needs: (Q, T) boolean.
+
+    coarse: runs of COARSE tiles that are judged first. floor: the log-sum-exp of rows at least, given anchor tiles
+    (Q, 1) and |D| there at most. Half of the tolerance is for coarse tiles, half for those inside the others.
+    """
+    if coarse is None:
+        pairs = Pairs(queries, keys)
+        anchor = pairs.score.argmax(1)[:, None]
+        least = floor(anchor, pairs.far.gather(1, anchor))
+        return ~skipped(log_weights(queries, least, keys, pairs, weighted), tolerance)
+    pairs, run = Pairs(queries, coarse), torch.arange(COARSE)
+    fine = (pairs.score.argmax(1).unique()[:, None] * COARSE + run).flatten()
+    local = Pairs(queries, keys.take(fine))
+    place = local.score.argmax(1)[:, None]
+    least = floor(fine[place], local.far.gather(1, place))
+    wanted = ~skipped(log_weights(queries, least, coarse, pairs, weighted), tolerance / 2)  # (Q, T / COARSE)
+    fine = (wanted.any(0).nonzero() * COARSE + run).flatten()
+    near, inside = keys.take(fine), wanted.repeat_interleave(COARSE, 1)
+    logs = log_weights(queries, least, near, Pairs(queries, near), weighted)
+    inside[:, fine] &= ~skipped(logs.masked_fill(~inside[:, fine], -math.inf), tolerance / 2)
+    return inside
+
+
+def shared_terms(call: Call) -> tuple[Relative, ...] | None:
+    """The terms of a call if the bound covers all of them: relative, of degree two or a distance, with one geometry."""
+    terms = tuple(term for term in call.terms if isinstance(term, Relative) and is_bounded(term))
+    if not terms or len(terms) < len(call.terms) or call.scale <= 0:
+        return None
+    first = terms[0]
+    same = all(t.r.r is first.r.r and t.key_positions.r is first.key_positions.r for t in terms)
+    return terms if same else None
+
+
+def served(call: Call) -> tuple[Relative, ...] | None:
+    """The terms of a call that is large enough to look for tiles, if the bound covers them; else None."""
+    n, keys = call.q.shape[2], call.k.shape[2]
+    large = call.tolerance > 0 and call.q.device.type == "cpu" and min(n, keys) * keys >= LEAST**2
+    return shared_terms(call) if large else None
+
+
+def cost(call: Call, share: float) -> float:
+    """The time of tiles, of which this share is needed, in units of dense attention."""
+    return PAIR_COST * share + QUERY_COST / call.k.shape[2]
+
+
+def spread(count: int, most: int | None) -> list[int]:
+    """At most so many of 0..count - 1, evenly spread."""
+    most = count if most is None else min(most, count)
+    return [(2 * i + 1) * count // (2 * most) for i in range(most)]
