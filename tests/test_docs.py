@@ -71,7 +71,7 @@ def test_commands_exist() -> None:
     """Every `parapos ...` command that a page names is one that the command line knows."""
     from parapos.cli import main
 
-    first = "doctor|bench|train|eval|predict|sweep|table|analyze|demo|prepare"
+    first = "doctor|bench|train|eval|predict|sweep|table|analyze|demo|prepare|import|export"
     second = "precision|attention|model|imagenet"
     found = set()
     for page in PAGES:

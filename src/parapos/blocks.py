@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .attention import attend
 from .attention.kernels import find_kernel
@@ -142,10 +143,23 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Additive encoding, norm, `depth` blocks, norm. Positions are prepared once and shared by all layers."""
+    """Additive encoding, norm, `depth` blocks, norm. Positions are prepared once and shared by all layers.
 
-    def __init__(self, dim: int, depth: int, mlp_dim: int, drop_path: float = 0.0, **attention: Any) -> None:
+    grad_checkpointing: in training, blocks run again in the backward pass instead of keeping what they computed.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        mlp_dim: int,
+        drop_path: float = 0.0,
+        *,
+        grad_checkpointing: bool = False,
+        **attention: Any,
+    ) -> None:
         super().__init__()
+        self.grad_checkpointing = grad_checkpointing
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
         if not isinstance(attention.get("encoding", ""), str):
@@ -167,5 +181,8 @@ class Encoder(nn.Module):
         positions = self.encoding.prepare(r)
         x = self.norm_pre(self.encoding.add(x, positions))
         for layer in self.layers:
-            x = layer(x, positions, mask)
+            if self.grad_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(layer, x, positions, mask, use_reentrant=False)
+            else:
+                x = layer(x, positions, mask)
         return self.norm_post(x)

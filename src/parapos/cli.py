@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, plugins
-from .commands import analyze, bench_detection, bench_points, bench_tokenizer, experiments, figures, predict, prepare
+from .commands import (
+    analyze,
+    bench_detection,
+    bench_points,
+    bench_tokenizer,
+    experiments,
+    figures,
+    interop,
+    predict,
+    prepare,
+)
 from .commands.base import (
     Parser,
     UserError,
@@ -336,6 +346,7 @@ def parser() -> argparse.ArgumentParser:
     judge.add_argument("--predictions", type=Path, metavar="DIR", help="also write the predictions")
     judge.set_defaults(run=_eval)
     predict.add(commands)
+    interop.add(commands)
     experiments.add(commands)
     figures.add(commands)
     analyze.add(commands)

@@ -15,6 +15,11 @@ from ..positions import Positions, tubelet_positions
 from .base import Classifier, at_least_one, check_scale, real
 
 
+def _repeated(x: Tensor, times: int) -> Tensor:
+    """Each entry of x (B, K) so many times: (B, K times). ONNX keeps the batch of its export in repeat_interleave."""
+    return x[..., None].expand(-1, -1, times).flatten(1)
+
+
 class ViViT(Classifier):
     """tubelet: frames that a token spans; patch: pixels per side. Other keywords are those of `Classifier`."""
 
@@ -51,12 +56,12 @@ class ViViT(Classifier):
         check_scale(position_scale, 3)
         steps = None if lengths is None else real(lengths, videos, frames // self.tubelet)  # (B, K)
         if steps is not None and self.encoder.encoding.compat is None:  # the release lets some padding speak
-            hidden = ~steps.repeat_interleave(self.tubelet, dim=1)
+            hidden = ~_repeated(steps, self.tubelet)
             videos = videos.masked_fill(hidden[:, None, :, None, None], 0.0)  # it may hold anything, NaN too
         x = self.embedding(videos)  # (B, D, K, rows, cols)
         grid = x.shape[2:]
         r = tubelet_positions(*grid, cls=self.cls_token, scale=position_scale, device=x.device)
-        mask = None if steps is None else steps.repeat_interleave(grid[1] * grid[2], dim=1)  # (B, N)
+        mask = None if steps is None else _repeated(steps, grid[1] * grid[2])  # (B, N)
         positions = Positions(r[None], unplaced=self.cls_token == "unplaced")
         return self.encode(x.flatten(2).transpose(1, 2), positions, mask), mask
 

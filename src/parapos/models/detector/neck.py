@@ -32,7 +32,7 @@ def keep(x: Tensor, mask: Tensor | None) -> Tensor:
 
 def pyramid_masks(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Masks of the three maps, of that (B, rows, cols) of the map in the middle. A cell counts if a part of it does."""
-    fine = mask.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    fine = mask[:, :, None, :, None].expand(-1, -1, 2, -1, 2).flatten(3, 4).flatten(1, 2)  # each cell as 2 x 2
     return fine, mask, F.max_pool2d(mask[:, None].float(), 2)[:, 0] > 0
 
 

@@ -1,0 +1,150 @@
+"""A swapped model as a folder: `model.safetensors` and `parapos.json`, which says how to build the model again.
+
+What is read is data and never code: JSON of plain values, and tensors whose names and shapes are compared with the
+model before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .shapes import mismatch
+from .swapping import SwapError
+
+ABOUT, WEIGHTS = "parapos.json", "model.safetensors"
+FORMAT = 1
+LARGEST_JSON = 1 << 20
+FORBIDDEN = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # fetch or read
+SIMPLE = (bool, int, float, str, tuple, type(None))
+FREE = {"training", "grad_checkpointing", "fused_attn", "gradient_checkpointing"}  # how a model runs, not what it is
+
+
+def plain(value: Any, where: str) -> None:
+    """A SwapError for what JSON cannot hold as it is."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if type(key) is not str:
+                raise SwapError(f"{where}: expected names, got the key {key!r}")
+            plain(item, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            plain(item, f"{where}[{number}]")
+    elif value is not None and type(value) not in (bool, int, float, str):
+        raise SwapError(f"{where}: expected a number, a text, a list or a dictionary, got {type(value).__name__}")
+
+
+def difference(model: nn.Module, again: nn.Module) -> str | None:
+    """The first way in which two models differ in structure, settings or shapes of weights, or None."""
+    modules, others = dict(model.named_modules()), dict(again.named_modules())
+    for name in dict.fromkeys([*modules, *others]):
+        a, b = modules.get(name), others.get(name)
+        if type(a) is not type(b):
+            return f"{name or 'the model'} is {type(a).__name__}, not {type(b).__name__}"
+        held, made = (_settings(x) for x in (a, b))
+        for key in dict.fromkeys([*held, *made]):
+            if held.get(key, "none") != made.get(key, "none"):
+                return f"{name or 'the model'}.{key} is {held.get(key, 'none')!r}, not {made.get(key, 'none')!r}"
+    return mismatch(again.state_dict(), model.state_dict())
+
+
+def _settings(module: nn.Module | None) -> dict[str, Any]:
+    found = vars(module) if module is not None else {}
+    return {
+        key: value
+        for key, value in found.items()
+        if not key.startswith("_") and key not in FREE and isinstance(value, SIMPLE)
+    }
+
+
+def write(folder: str | Path, library: str, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
+    """Writes both files; the folder is made if it is not there."""
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"format": FORMAT, "library": library, **about}, indent=2)
+    save_file({name: x.detach().contiguous().clone() for name, x in state.items()}, folder / WEIGHTS)
+    (folder / ABOUT).write_text(text + "\n", encoding="utf-8")
+    return folder
+
+
+def read_about(path: Path, library: str) -> dict[str, Any]:
+    """What a folder says about its model."""
+    if not path.is_file():
+        raise SwapError(f"{path}: no such file")
+    if path.stat().st_size > LARGEST_JSON:
+        raise SwapError(f"{path}: expected at most {LARGEST_JSON} bytes of JSON, got {path.stat().st_size}")
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SwapError(f"{path}: not JSON: {error}") from None
+    return check_about(about, library, str(path))
+
+
+def check_about(about: Any, library: str, where: str) -> dict[str, Any]:
+    """The same for a dictionary that was read elsewhere."""
+    if not isinstance(about, dict) or about.get("format") != FORMAT or about.get("library") != library:
+        raise SwapError(f"{where}: expected what parapos.interop.{library}.save writes, format {FORMAT}")
+    return about
+
+
+def value(about: Mapping[str, Any], key: str, kind: type) -> Any:
+    """An entry of the right type."""
+    if type(about.get(key)) is not kind:
+        raise SwapError(f"{ABOUT}: {key}: expected {kind.__name__}, got {about.get(key, 'none')!r}")
+    if kind is dict and (bad := next((name for name in FORBIDDEN if name in about[key]), None)):
+        raise SwapError(f"{ABOUT}: {key}.{bad} is not allowed, it would read or fetch other files")
+    return about[key]
+
+
+def settings(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What `swap` was given."""
+    found = {key: value(about, key, str) for key in ("encoding", "keep", "init")}
+    return {**found, "options": value(about, "options", dict)}
+
+
+def read_weights(path: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a safetensors file that has exactly the wanted names and shapes, looked at before they are read."""
+    from safetensors import safe_open
+
+    if not path.is_file():
+        raise SwapError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
+            if wrong := mismatch(wanted, shapes):
+                raise SwapError(f"{path}: {wrong}")
+            return {name: file.get_tensor(name) for name in shapes}
+    except (SwapError, OSError):
+        raise
+    except Exception as error:  # safetensors has errors of its own
+        raise SwapError(f"{path}: not safetensors: {error}") from None
+
+
+def read(folder: str | Path, library: str, build: Callable[[Mapping[str, Any]], nn.Module]) -> nn.Module:
+    """The model of a folder in evaluation mode: built without memory, compared, built, filled."""
+    folder = Path(folder)
+    about = read_about(folder / ABOUT, library)
+    try:
+        with torch.device("meta"):
+            wanted = build(about).state_dict()
+        weights = read_weights(folder / WEIGHTS, wanted)
+        model = build(about)
+    except (SwapError, OSError):
+        raise
+    except Exception as error:  # whatever a library says to odd arguments
+        raise SwapError(f"{folder / ABOUT}: no model can be built from it: {error}") from None
+    return fill(model, weights)
+
+
+def fill(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """The model in evaluation mode, with all of these weights and in their type."""
+    kind = next(iter(weights.values())).dtype
+    model.to(kind).load_state_dict(dict(weights))
+    return model.eval()
