@@ -173,6 +173,8 @@ def test_an_array(scene_run):
     assert found.frame.about["points"] == 200
     with pytest.raises(PredictError, match=r"expected coordinates \(n, 3\)"):
         predict.load(scene_run)(coord[:, :2])
+    with pytest.raises(PredictError, match=r"expected the path of a file or an array \(n, 3\), got Tensor"):
+        predict.load(scene_run)(torch.from_numpy(coord))
 
 
 def test_estimated_normals_point_into_rooms_and_out_of_objects(scene_run, object_run, tmp_path):

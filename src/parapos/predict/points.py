@@ -5,6 +5,7 @@ n points of a file, m occupied cells, of which the network sees one point each.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,9 +66,11 @@ class PointFiles(Source):
             if thing.ndim != 2 or thing.shape[1] != 3 or not len(thing) or not np.isfinite(thing).all():
                 raise PredictError(f"expected coordinates (n, 3), finite, or the path of a file, got {thing.shape}")
             path, cloud, faces = Path("array"), Cloud(thing.astype(np.float32)), None
-        else:
+        elif isinstance(thing, str | os.PathLike):
             path = Path(thing)
             cloud, faces = read_points(path)
+        else:
+            raise PredictError(f"expected the path of a file or an array (n, 3), got {type(thing).__name__}")
         about: dict[str, Any] = {}
         is_mesh = faces is not None and len(faces) > 0
         if is_mesh and (self.kind == "object" or path.suffix.lower() == ".off"):
