@@ -1,8 +1,11 @@
 """UniTR as a whole: sizes, encodings, sensors that are missing, batches, learning."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from parapos.bench.driving import sweeps
 from parapos.encodings import ENCODINGS
 from parapos.models import create_model
 from parapos.models.unitr import decode, head_loss
@@ -41,6 +44,17 @@ def test_sizes_of_the_paper(encoding, total):
     with torch.device("meta"):
         net = create_model("unitr", encoding=encoding)
     assert count(net) == total
+
+
+def test_the_page_tells_the_sizes():
+    page = (Path(__file__).parents[3] / "docs" / "unitr.md").read_text()
+    for total in (11_818_847, 11_819_871, 11_827_039, 12_644_447, 12_213_855, 14_541_861):
+        assert f"{total:,}" in page
+    with torch.device("meta"):
+        net = create_model("unitr", encoding="none")
+    cells, inside = net.grid.cells(sweeps()[:, :2])
+    assert f"{len(torch.unique(cells[inside], dim=0)):,} pillars" in page
+    assert f"{6 * 32 * 88:,} patches" in page
 
 
 def test_sizes_of_the_parts():
