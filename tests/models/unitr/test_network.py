@@ -229,6 +229,27 @@ def test_switches_do_what_they_say():
     assert float(drawn.abs().max()) == pytest.approx((6 / (32 + 96)) ** 0.5, rel=0.02)
 
 
+@pytest.mark.parametrize("encoding", ["pape", "learned"])
+def test_half_precision_by_autocast(encoding):
+    given, net = batch(0, ground=300), nano(encoding, camera_map=True).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = head_loss(net(*inputs(net, given)), given)
+    loss.total.backward()
+    assert loss.total.dtype == torch.float32
+    assert loss.total.isfinite()
+    assert all(p.grad.isfinite().all() for p in net.parameters())
+    net.eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        outputs = net(*inputs(net, given))
+        x, scenery = net.tokenize(*inputs(net, given))
+        half = net.bev(net.map_of(net.backbone(x, scenery), scenery))
+    with torch.no_grad():
+        x, scenery = net.tokenize(*inputs(net, given))
+        plain = net.bev(net.map_of(net.backbone(x, scenery), scenery))
+    assert float((half.float() - plain).norm() / plain.norm()) < 0.1
+    assert decode(outputs)[0].boxes.dtype == torch.float32
+
+
 def test_maps_that_are_not_square():
     net = nano(point_range=(-21.6, -14.4, -5.0, 21.6, 14.4, 3.0))
     given = batch(0)
