@@ -80,8 +80,9 @@ class PillarEncoder(nn.Module):
     def forward(self, points: Tensor, sample: Tensor) -> Pillars:
         """points (N, 5): x, y, z, intensity, lag, of samples (N,)."""
         points, cells, sample, groups = self.group(points, sample)
-        if not len(points):
-            return Pillars(points.new_zeros(0, self.dim), cells, sample)
+        if not len(points):  # weights still get a gradient, which other processes wait for
+            nothing = torch.stack([p.sum() for p in self.parameters()]).sum() * 0
+            return Pillars(points.new_zeros(0, self.dim) + nothing, cells, sample)
         xyz = points[:, :3]
         centre = F.pad(self.grid.centres(cells), (0, 1), value=self.grid.middle)
         x = torch.cat([points, xyz - mean(xyz, groups)[groups.group], xyz - centre], dim=1)  # (N', 11)
