@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: install test test-full lint bench demo clean
+.PHONY: install test test-full lint bench demo docs clean
 
 install: $(STAMP)
 
@@ -32,6 +32,9 @@ bench: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/parapos demo --out demo
+
+docs: $(STAMP)
+	$(BIN)/python -m tools.site build
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

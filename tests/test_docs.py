@@ -42,7 +42,7 @@ def test_every_block_is_found() -> None:
     """A marker that is misspelt would be passed over in silence."""
     for page in PAGES:
         text = page.read_text()
-        assert len(re.findall("<!-- /?benchmarks/", text)) == 2 * len(blocks.BLOCK.findall(text)), page
+        assert len(re.findall(r"<!-- /?(?:benchmarks/|made: )", text)) == 2 * len(blocks.BLOCK.findall(text)), page
 
 
 def test_claims_table_is_the_codes() -> None:
@@ -71,7 +71,7 @@ def test_commands_exist() -> None:
     """Every `parapos ...` command that a page names is one that the command line knows."""
     from parapos.cli import main
 
-    first = "doctor|bench|train|eval|predict|sweep|table|analyze|demo|prepare|import|export"
+    first = "doctor|bench|train|eval|predict|sweep|table|analyze|demo|prepare|import|export|explore|completion"
     second = "precision|attention|model|imagenet"
     found = set()
     for page in PAGES:

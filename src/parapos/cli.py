@@ -16,8 +16,10 @@ from .commands import (
     bench_points,
     bench_tokenizer,
     experiments,
+    explore,
     figures,
     interop,
+    overview,
     predict,
     prepare,
 )
@@ -190,12 +192,12 @@ def parser() -> argparse.ArgumentParser:
     from .bench import precision
     from .encodings import list_encodings
 
-    top = Parser(prog="parapos", description="Position encodings for vision transformers.")
+    top = overview.Overview(prog="parapos", description="Position encodings for vision transformers.")
     top.add_argument("--version", action="version", version=f"parapos {__version__}")
     top.add_argument(  # read before all else; here for the help
         "--plugin", metavar="MODULE", help="import a module that registers encodings, models, datasets or tasks"
     )
-    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
 
     doctor = command(
         commands, "doctor", "Report what this machine supports: devices, packages, kernels.", "parapos doctor"
@@ -350,6 +352,8 @@ def parser() -> argparse.ArgumentParser:
     experiments.add(commands)
     figures.add(commands)
     analyze.add(commands)
+    explore.add(commands)
+    overview.add(commands, top)
     return top
 
 

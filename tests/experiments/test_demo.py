@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ from parapos.data import FormatError, layout
 from parapos.data.digits import Augment, Digits, _affine
 from parapos.data.sampling import Key
 from parapos.data.synthetic import pattern
-from parapos.experiments import demo, schedule
+from parapos.encodings.looks import label as shown_name
+from parapos.experiments import demo, demo_report, render, schedule
 from parapos.experiments.grid import Grid, Job, Repeat, Results, Run
-from parapos.experiments.store import COLUMNS, Evaluation
+from parapos.experiments.store import COLUMNS, Cells, Evaluation
 from parapos.experiments.tables_spec import Column, Row, Table
 from parapos.training import fit, recipe
 
@@ -30,29 +33,125 @@ def write_images(folder, classes=2, each=20, size=(48, 40)):
     return folder
 
 
-def made(sizes=(32, 64, 128), **figures):
+def made(sizes=(24, 48, 96), **figures):
     wanted = recipe.load("demo")
     places, scores = {}, {}
     for name, values in figures.items():
         run = Run("demo", {}, Path(name), wanted)
         for size, value in zip(sizes, values, strict=True):
-            places["", name, f"{size} px"] = (Repeat(run, Evaluation(size), run.metric()),)
-            scores[name, str(Evaluation(size)), ""] = {"top1": value / 100}
+            places["digits", name, f"{size} px"] = (Repeat(run, Evaluation(size), run.metric()),)
+            scores[name, str(Evaluation(size)), ""] = {"top1": value / 100, "samples": 353}
     columns = {f"{size} px": Column(size=size) for size in sizes}
-    table = Table(name="made", title="made", rows={name: Row() for name in figures}, columns=columns)
+    table = Table(name="made", title="made", rows={name: Row() for name in figures}, columns=columns, seeds=(0,))
     return Grid(table, places, {name: name for name in figures}), Results(scores)
 
 
 def test_the_reading_follows_the_numbers():
-    ahead = demo.read(*made(pape=(99, 90, 40), rope=(98, 50, 20), alibi=(97, 60, 10)))
-    assert ahead == (
-        "Trained at 32 px: at 64 px (2x) pape gets 90.0% top-1, 30.0 points ahead of the next best, alibi with 60.0%; "
-        "at 128 px (4x) pape gets 40.0% top-1, 20.0 points ahead of the next best, rope with 20.0%."
+    ahead = demo_report.reading(*made(pape=(99, 90, 40), rope=(98, 50, 20), alibi=(97, 60, 10)))
+    assert ahead.startswith(
+        "Trained at 24 px: at 48 px (2x) PaPE gets 90.0% top-1, 30.0 points ahead of the next best, ALiBi with 60.0%; "
+        "at 96 px (4x) PaPE gets 40.0% top-1, 20.0 points ahead of the next best, RoPE with 20.0%. One seed;"
     )
-    behind = demo.read(*made(rope=(98, 95, 20), pape=(99, 90, 20)))
-    assert "pape gets 90.0% top-1, 5.0 points behind rope with 95.0%" in behind
-    assert "pape gets 20.0% top-1, level with rope with 20.0%" in behind
-    assert demo.read(*made(sincos=(99, 50, 10))).startswith("Trained at 32 px: at 64 px (2x) sincos gets 50.0% top-1;")
+    behind = demo_report.reading(*made(rope=(98, 95, 20), pape=(99, 90, 20)))
+    assert "PaPE gets 90.0% top-1, 5.0 points behind RoPE with 95.0%" in behind
+    assert "PaPE gets 20.0% top-1, level with RoPE with 20.0%" in behind
+    alone = demo_report.reading(*made(sincos=(99, 50, 10)))
+    assert alone.startswith("Trained at 24 px: at 48 px (2x) sin-cos gets 50.0% top-1;")
+
+
+@pytest.fixture(scope="module")
+def seeds():
+    return demo.committed()
+
+
+def shifted(seeds, shift):
+    """A demo whose every number is that of seed 0 and something."""
+    grid = demo._grid(Path("none"), "demo", {}, demo.ENCODINGS, "digits")
+    scores = {}
+    for (_, row, column), (repeat,) in grid.places.items():
+        value = seeds.values(row, column)[0] + shift(row, column)
+        scores[repeat.run.name, str(repeat.evaluation), ""] = {"top1": value / 100, "samples": 353}
+    return grid, Results(scores)
+
+
+def test_what_is_committed_is_whole(seeds):
+    """Every cell of the table has all seeds, the shipped weights are those of the first, and docs have the same."""
+    assert seeds.seeds == 4
+    for name in demo.ENCODINGS:
+        for column in seeds.grid.table.columns:
+            assert len(seeds.values(name, column)) == 4, (name, column)
+        cells = Cells(demo.shipped_folder() / name)
+        assert (f"demo-{name}-0", str(Evaluation(24)), cells.weights) in seeds.results.scores
+        assert fit.load_run(demo.shipped_folder() / name).run.seed == 0
+        assert (
+            recipe.difference(fit.load_run(demo.shipped_folder() / name), recipe.load("demo", {"model.encoding": name}))
+            is None
+        )
+    raw = Path(__file__).parents[2] / "docs" / "results" / "demo" / "cells.csv"
+    assert raw.read_bytes() == (demo.shipped_folder() / "cells.csv").read_bytes()
+
+
+@pytest.mark.parametrize("name", demo.ENCODINGS)
+def test_shipped_weights_give_the_committed_figures(name, seeds):
+    """To one test image, here at the trained size and at twice that with interpolated positions."""
+    check_shipped(name, seeds, ["1x", "2x interpolated"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", demo.ENCODINGS)
+def test_all_shipped_weights_give_the_committed_figures(name, seeds):
+    check_shipped(name, seeds, list(seeds.grid.table.columns))
+
+
+def check_shipped(name, seeds, columns):
+    for column in columns:
+        evaluation = seeds.grid.table.columns[column].evaluation(name, 24)
+        folder = demo.shipped_folder() / name
+        found = fit.evaluate(folder, split="test", size=evaluation.size, position_scale=evaluation.position_scale)
+        assert abs(found["top1"] * 100 - seeds.values(name, column)[0]) <= 100 / 353 + 1e-6, column
+
+
+def test_a_training_that_fails_is_no_reason_to_celebrate(seeds):
+    text, is_reached = demo_report.side_by_side(seeds, *shifted(seeds, lambda row, column: 0), Results())
+    assert is_reached
+    assert "Trained here: all 36 results lie in the interval of 4 seeds, widened by 2 points." in text
+    assert text.endswith(demo_report.story(seeds))
+    low = seeds.interval("rope", "2x")[0] - seeds.values("rope", "2x")[0]
+    for beyond, good in ((-1.9, True), (-2.1, False)):
+        move = lambda row, column, b=beyond: low + b if (row, column) == ("rope", "2x") else 0  # noqa: E731
+        text, is_reached = demo_report.side_by_side(seeds, *shifted(seeds, move), Results())
+        assert is_reached == good
+    assert "1 of 36 results lie outside the interval" in text
+    assert "- RoPE, 2x: " in text
+    assert "did not reach what the shipped models have" in text
+    assert "Mean accuracy beyond" not in text
+    high = seeds.interval("rope", "2x")[1] - seeds.values("rope", "2x")[0]
+    move = lambda row, column: high + 2.1 if (row, column) == ("rope", "2x") else 0  # noqa: E731
+    text, is_reached = demo_report.side_by_side(seeds, *shifted(seeds, move), Results())
+    assert is_reached, "better than expected is told, but no failure"
+    assert "1 of 36 results lie outside" in text
+
+
+def test_the_better_setting_is_chosen_by_the_seeds(seeds):
+    for name in demo.ENCODINGS:
+        means = {group.caption: sum(seeds.beyond(name, group)) for group in render.groups(seeds.grid)}
+        assert seeds.better(name).caption == max(means, key=lambda caption: means[caption])
+    table = demo_report.better_table(seeds)
+    first = table.splitlines()[2]
+    assert shown_name(seeds.encodings[0]) in first
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", demo.ENCODINGS)
+def test_training_on_a_cpu_without_vector_units_lies_in_the_interval(name, seeds, tmp_path):
+    words = [sys.executable, "-m", "parapos", "train", "demo", "--model.encoding", name, "--out", str(tmp_path / name)]
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    subprocess.run(words, env=environment, check=True, capture_output=True)
+    for column, spec in seeds.grid.table.columns.items():
+        evaluation = spec.evaluation(name, 24)
+        folder = tmp_path / name
+        found = fit.evaluate(folder, split="test", size=evaluation.size, position_scale=evaluation.position_scale)
+        assert seeds.holds(name, column, found["top1"] * 100), (column, found["top1"], seeds.interval(name, column))
 
 
 def test_layout_of_a_folder(tmp_path, capsys):
@@ -85,7 +184,8 @@ def test_the_clock_decides_nothing(tmp_path, monkeypatch):
     wanted = recipe.load("demo")
     for run in demo.resolve(tmp_path, None, demo.ENCODINGS, quick=False).runs:
         assert run.wanted.optim == wanted.optim
-    assert "seconds" not in inspect.signature(demo.run).parameters
+        assert run.wanted.run.threads == 1
+    assert "seconds" not in inspect.signature(demo.train).parameters
     assert cli.main(["demo", "--seconds", "1", "--out", str(tmp_path)]) == 2
 
 
@@ -128,8 +228,8 @@ def test_demo_of_a_folder(tmp_path, capsys, monkeypatch):
     assert cli.main(words) == 0
     out, err = capsys.readouterr()
     lines = [line for line in out.splitlines() if line.startswith("|")]
-    assert [line.split()[1] for line in lines[2:]] == ["PaPE", "RoPE"]
-    assert "32 px | 64 px" in lines[0]
+    assert [line.split()[1] for line in lines] == ["|", "----", "pape", "rope"] * 2
+    assert "1x" in lines[0]
     assert "SMOKE TEST, NOT A RESULT (--quick). Trained at 32 px: at 64 px (2x) PaPE gets" in out
     assert out.startswith("\nSMOKE TEST, NOT A RESULT (--quick): Small ViTs")
     assert (tmp_path / "out/demo.md").read_text().startswith("SMOKE TEST, NOT A RESULT (--quick): ")

@@ -219,7 +219,7 @@ def look_inside(folder: Path, out: Path, sizes: Sequence[int]) -> list[Path]:
     for size in (small, large):
         image = wanted.dataset("test", size=size)[0]["image"]
         grid = size // getattr(model, "patch", 1)
-        query = (max(1, grid * 3 // 8), max(1, grid * 5 // 8))
+        query = (grid * 3 // 8 + 1, grid * 5 // 8 + 1)  # the same place of the image at both sizes
         rows.append(make_maps(model, image, layer=layer, head=head, query=query, name=f"{size} px"))
     plot.draw(files[1], rows, title=f"PaPE, layer {layer}, head {head}: the same model at two resolutions")
     return files

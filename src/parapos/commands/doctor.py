@@ -106,5 +106,17 @@ def report() -> str:
             else "unknown: parapos is not installed as a distribution",
             "Attention kernels, tried forward and backward with PaPE:",
             text.table(("kernel", "device", "result"), kernels, left=3),
+            "Next:\n" + "\n".join(f"  {line}" for line in next_steps(extras())),
         ]
     )
+
+
+def next_steps(found: dict[str, dict[str, str | None]]) -> list[str]:
+    """What to type next, given the packages of each extra."""
+    missing = [name for name in ("train", "report") if any(v is None for v in found.get(name, {}).values())]
+    steps = [f"pip install 'parapos[{','.join(missing)}]'   to train, draw and run the demo"] if missing else []
+    steps += [] if missing else ["parapos demo                shipped models first, then the same trained here"]
+    steps += [] if missing else ["parapos explore             a page to see what attention is made of"]
+    steps.append("parapos doctor precision    how exact PaPE's scores are in bfloat16 on this machine")
+    steps.append("parapos --help              all commands, with an example each")
+    return steps

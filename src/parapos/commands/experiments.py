@@ -135,15 +135,32 @@ def _bench_table(table: Any, args: argparse.Namespace) -> None:
 
 def _demo(args: argparse.Namespace) -> None:
     from .. import analysis
-    from ..experiments import demo, render
+    from ..experiments import demo
 
-    made = demo.run(args.out, data=args.data, encodings=args.encodings, quick=args.quick, tell=tell)
-    print(f"\n{render.markdown(made.grid, made.results)}\n\n{made.reading}\n")
-    wrote(made.files)
-    sizes = [column.size for column in made.grid.table.columns.values()]
-    for run in made.grid.runs:
-        if run.wanted.model.encoding == "pape":
-            wrote(analysis.look_inside(run.folder, args.out, sizes))
+    demo.check(args.out, args.encodings)
+    is_compared = args.data is None and not args.quick
+
+    def show(part: demo.Demo, out: Path) -> None:
+        print(f"\n{part.text}\n", flush=True)
+        wrote(part.files)
+        sizes = [column.size or 0 for column in part.grid.table.columns.values()]
+        for run in part.grid.runs:
+            if run.wanted.model.encoding == "pape":
+                wrote(analysis.look_inside(run.folder, out, sorted(sizes)))
+
+    if is_compared:
+        demo.resolve(args.out, None, args.encodings, quick=False)  # an error should come before any work
+        if any((demo.shipped_folder() / name).is_dir() for name in args.encodings):
+            tell("The demo's models come with the package. They are tested on this machine first.")
+            show(demo.show_shipped(args.out, args.encodings, tell), args.out / "shipped")
+            tell("\nNow the same models are trained on this machine, as the recipe says. Stop it at any time: the same")
+            tell("command resumes.")
+    made = demo.train(args.out, data=args.data, encodings=args.encodings, quick=args.quick, tell=tell)
+    show(made, args.out)
+    if is_compared:
+        tell("Next: `parapos explore` writes a page in which you drag a query over an image and see what PaPE does.")
+    if not made.is_reached:
+        raise SystemExit(1)
 
 
 def _positive(value: str) -> float:
@@ -166,7 +183,7 @@ def add(commands: Any) -> None:
     )
     demo.add_argument("--data", type=Path, metavar="DIR", help="folder with a folder of images per class, not digits")
     demo.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where everything is written")
-    demo.add_argument("--encodings", type=names(list_encodings()), default="pape,rope,alibi,sincos", help="models")
+    demo.add_argument("--encodings", type=names(list_encodings()), default="pape,lookhere,rope,sincos", help="models")
     demo.add_argument("--quick", action="store_true", help="next to no training: a smoke test, not a result")
     demo.set_defaults(run=guarded("demo", _demo))
 

@@ -1,26 +1,30 @@
 """The paper's claim in minutes on a CPU: small models, one per encoding, tested at up to four times their resolution.
 
-Each model is a run of the recipe `demo` in OUT/runs, which trains what the recipe says however long it takes; the clock
-only tells the time left. A demo that was killed goes on where it was.
+The package ships the demo's models, trained with seed 0 of the recipe `demo`, and what four seeds of it gave. The demo
+shows those first, then trains the same models here, one thread each, and puts both side by side. Training follows the
+recipe however long it takes; the clock only tells the time left. A demo that was stopped resumes.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from ..data.layout import lay_out, readable
 from ..encodings.looks import label
 from ..training import recipe
 from ..training.checkpoint import check_writable
-from . import render, tables
-from .grid import Grid, Results, Run, collect, of_sizes
+from . import demo_report, render, store, tables
+from .demo_report import Committed
+from .grid import Grid, Place, Repeat, Results, Run, collect
 from .store import ReportError
+from .tables_spec import Column, Row, Table
 
-ENCODINGS = ("pape", "rope", "alibi", "sincos")
-FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0)
+ENCODINGS = ("pape", "lookhere", "rope", "sincos")
 QUICK = {
     "optim.epochs": "1",
     "optim.batch": "256",
@@ -30,74 +34,150 @@ QUICK = {
     "model.options.mlp_dim": "32",
 }
 SMOKE = "SMOKE TEST, NOT A RESULT (--quick)"
+Tell = Callable[[str], object]
+
+
+def shipped_folder() -> Path:
+    """The demo's models as they come with the package: a folder of a run per encoding, and cells.csv of all seeds."""
+    return Path(str(resources.files("parapos") / "shipped" / "demo"))
+
+
+def committed() -> Committed:
+    """What all seeds of the recipe gave, as it comes with the package."""
+    grid = tables.resolve(tables.load("demo"), Path("runs"), {})
+    return Committed(grid, Results(store.read(shipped_folder() / "cells.csv")))
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What came out: the grid and its numbers, the sentence that sums them up, and the files."""
+    """A part of the demo: its grid and numbers, what it says, its files, and whether it reached what it should."""
 
     grid: Grid
     results: Results
-    reading: str
+    text: str
     files: tuple[Path, ...]
+    is_reached: bool = True
 
 
-def run(
+def show_shipped(out: Path, encodings: Sequence[str], tell: Tell = lambda line: None) -> Demo:
+    """Tests the shipped models here and draws them beside all seeds. Encodings that are not shipped are left out."""
+    known = [name for name in encodings if (shipped_folder() / name).is_dir()]
+    for name in known:
+        folder = out / "shipped" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in ("recipe.toml", "weights.safetensors"):
+            shutil.copyfile(shipped_folder() / name / file, folder / file)
+    grid = _grid(out / "shipped", "demo", {}, known, "handwritten digits", is_given=True)
+    tables.make(grid, _processes(known), out / "log.txt", tell)
+    results, seeds = collect(grid.jobs), committed()
+    text = demo_report.shipped(seeds, grid, results)
+    plot = out / "shipped" / "extrapolation.png"
+    demo_report.draw(plot, seeds, grid, results, "dots: shipped weights")
+    return Demo(grid, results, text, (plot,))
+
+
+def train(
     out: Path,
     *,
     data: Path | None = None,
     encodings: Sequence[str] = ENCODINGS,
     quick: bool = False,
-    tell: Callable[[str], object] = lambda line: None,
+    tell: Tell = lambda line: None,
 ) -> Demo:
-    """Trains, tests, draws. data: a folder with a folder of images per class; without it, scikit-learn's digits."""
+    """Trains, tests, draws. data: a folder with a folder of images per class; without it, scikit-learn's digits, which
+    are compared with what the package has of the same models."""
+    grid = resolve(out, data, encodings, quick)
+    tables.make(grid, _processes(encodings), out / "log.txt", tell)
+    results = collect(grid.jobs)
+    files = [out / "demo.md", out / "extrapolation.csv", out / "extrapolation.png"]
+    if data is None and not quick:
+        seeds, shipped = committed(), _collect_shipped(out, encodings)
+        text, is_reached = demo_report.side_by_side(seeds, grid, results, shipped)
+        render.write_numbers(grid, results, files[1])
+        demo_report.draw(files[2], seeds, grid, results, "dots: trained on this machine")
+        files[0].write_text(f"{text}\n", encoding="utf-8")
+        return Demo(grid, results, text, tuple(files), is_reached)
+    reading = demo_report.reading(grid, results)
+    render.write_numbers(grid, results, files[1])
+    demo_report.draw(files[2], None, grid, results)
+    text = f"{render.markdown(grid, results)}\n\n{SMOKE + '. ' if quick else ''}{reading}"
+    files[0].write_text(f"{text}\n", encoding="utf-8")
+    return Demo(grid, results, text, tuple(files))
+
+
+def check(out: Path, encodings: Sequence[str]) -> None:
+    """Errors that should come before any work."""
     for place, name in enumerate(encodings):
         if name in encodings[:place]:
             raise ReportError(f"encodings: expected each once, got {name} twice")
     check_writable(out)
-    grid = resolve(out, data, encodings, quick)
-    tables.make(grid, min(2, os.cpu_count() or 1, len(encodings)), out / "log.txt", tell)
-    results = collect(grid.jobs)
-    reading = f"{SMOKE}. {read(grid, results)}" if quick else read(grid, results)
-    files = render.write(grid, results, out / "demo.md", out / "extrapolation.csv", out / "extrapolation.png")
-    with open(files[0], "a", encoding="utf-8") as file:
-        file.write(f"\n{reading}\n")
-    return Demo(grid, results, reading, tuple(files))
 
 
 def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool) -> Grid:
-    """A row per encoding, a column per size."""
+    """A row per encoding, a column per size and setting of the positions."""
     changes = dict(QUICK) if quick else {}
-    if data is not None:
-        changes["data.root"] = str(lay_out(data, out / "data", largest=int(32 * FACTORS[-1])))
     source, what = ("demo", "handwritten digits") if data is None else ("demo_images", readable(data.resolve().name))
-    rows = {}
-    for name in encodings:
-        given = {**changes, "model.encoding": name}
-        run = Run(source, given, out / "runs" / name, recipe.load(source, given), label=label(name))
+    if data is not None:
+        largest = max(_sizes(recipe.load(source).data.sides[0]).values())
+        changes["data.root"] = str(lay_out(data, out / "data", largest=largest))
+    grid = _grid(out / "runs", source, changes, encodings, what, is_quick=quick)
+    for run in grid.runs:
         run.state()  # a run of another recipe is refused before anything is trained
-        rows[label(name)] = run, False
-    trained, epochs = run.side, run.wanted.optim.epochs
-    title = f"Small ViTs trained on {what} at {trained} px for {epochs} epochs, tested far above"
-    sizes = [int(trained * factor) for factor in (FACTORS if not quick else FACTORS[:3:2])]
-    return of_sizes(f"{SMOKE}: {title}" if quick else title, rows, sizes)
+    return grid
 
 
-def read(grid: Grid, results: Results) -> str:
-    """One sentence on PaPE, or the first encoding, and its best rival at twice the resolution and at the largest."""
-    sizes, trained = [column.size for column in grid.table.columns.values()], grid.trained("")
-    ours = next((row for row in grid.rows if grid.encodings.get(row) == "pape"), grid.rows[0])
-    double = min(sizes, key=lambda size: abs(size - 2 * trained))
-    parts = []
-    for size in dict.fromkeys((double, sizes[-1])):
-        values = {row: grid.values(results, ("", row, f"{size} px"))[0] for row in grid.rows}
-        metric = grid.places["", ours, f"{size} px"][0].metric
-        score = values.pop(ours)
-        message = f"at {size} px ({size / trained:g}x) {ours} gets {score:.1f}{metric.unit} {metric.label}"
-        if values:
-            best = max(values, key=lambda row: values[row])
-            gap = score - values[best]
-            how = f"{gap:.1f} points ahead of the next best," if gap > 0 else f"{-gap:.1f} points behind"
-            message += f", {how if gap else 'level with'} {best} with {values[best]:.1f}{metric.unit}"
-        parts.append(message)
-    return f"Trained at {trained} px: {'; '.join(parts)}."
+def _collect_shipped(out: Path, encodings: Sequence[str]) -> Results:
+    known = [name for name in encodings if (out / "shipped" / name).is_dir()]
+    if not known:
+        return Results()
+    return collect(_grid(out / "shipped", "demo", {}, known, "handwritten digits", is_given=True).jobs)
+
+
+def _processes(encodings: Sequence[str]) -> int:
+    return min(2, os.cpu_count() or 1, len(encodings))
+
+
+def _sizes(trained: int) -> dict[str, int]:
+    """The test sizes of the table `demo`, by the names of its columns, for models trained at another size."""
+    columns = tables.load("demo").columns
+    base = min(column.size or 0 for column in columns.values())
+    return {name: trained * (column.size or 0) // base for name, column in columns.items()}
+
+
+def _grid(
+    folder: Path,
+    source: str,
+    changes: dict[str, str],
+    encodings: Sequence[str],
+    what: str,
+    *,
+    is_given: bool = False,
+    is_quick: bool = False,
+) -> Grid:
+    runs = {}
+    for name in encodings:
+        own = {**changes, "model.encoding": name}
+        runs[name] = Run(source, own, folder / name, recipe.load(source, own), label=label(name), given=is_given)
+    first = next(iter(runs.values()))
+    trained, model = first.side, tables.load("demo")
+    columns = {
+        name: Column(size=size, interpolate=model.columns[name].interpolate)
+        for name, size in _sizes(trained).items()
+        if not is_quick or size in (trained, 2 * trained)
+    }
+    block = "digits" if source == "demo" else what
+    places: dict[Place, tuple[Repeat, ...]] = {
+        (block, row, name): (Repeat(run, column.evaluation(row, trained), run.metric()),)
+        for row, run in runs.items()
+        for name, column in columns.items()
+    }
+    title = f"Small ViTs trained on {what} at {trained} px for {first.wanted.optim.epochs} epochs, tested far above"
+    table = Table(
+        name="demo",
+        title=f"{SMOKE}: {title}" if is_quick else title,
+        rows={row: Row(changes={"model.encoding": row}) for row in runs},
+        columns=columns,
+        seeds=(first.wanted.run.seed,),
+        blocks={block: source},
+    )
+    return Grid(table, places, {name: name for name in encodings})

@@ -19,7 +19,8 @@ DPI = 150
 @dataclass(frozen=True)
 class Line:
     """A curve: values by x, None where nothing was measured. dashed: with position interpolation. spread: how far the
-    values reach up and down, drawn as a band. colour: instead of the encoding's."""
+    values reach up and down, drawn as a band; low and high: instead, where it begins and ends. dots: single values
+    beside it. colour: instead of the encoding's."""
 
     name: str
     encoding: str
@@ -27,10 +28,21 @@ class Line:
     dashed: bool = False
     spread: Sequence[float | None] = ()
     colour: str = ""
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    dots: Sequence[float | None] = ()
 
     @property
     def ink(self) -> str:
         return self.colour or LOOKS[self.encoding][1]
+
+    @property
+    def band(self) -> list[tuple[float, float] | None]:
+        """Where the band begins and ends at each x, None where there is none."""
+        if self.low:
+            return [None if a is None or b is None else (a, b) for a, b in zip(self.low, self.high, strict=True)]
+        spreads = self.spread or [None] * len(self.values)
+        return [None if v is None or s is None else (v - s, v + s) for v, s in zip(self.values, spreads, strict=True)]
 
 
 def load_pyplot() -> Any:
@@ -63,44 +75,66 @@ def curves(
     path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: int, title: str, metric: Metric
 ) -> None:
     """Values over the resolution, each curve with its name at its end; the trained resolution is marked."""
-    figure, axis = subplots()
+    panels(path, sizes, [("", lines)], trained=trained, title=title, metric=metric)
+
+
+def panels(
+    path: Path,
+    sizes: Sequence[int],
+    groups: Sequence[tuple[str, Sequence[Line]]],
+    *,
+    trained: int,
+    title: str,
+    metric: Metric,
+) -> None:
+    """`curves` side by side with one scale: the caption and the lines of each."""
+    one = len(groups) == 1
+    figure, axes = subplots(1, len(groups), size=(7.6, 4.6) if one else (5.4 * len(groups), 4.4), squeeze=False)
+    figure.get_layout_engine().set(wspace=0.06)
+    for axis, (caption, lines) in zip(axes[0], groups, strict=True):
+        _curves(axis, sizes, lines, trained, metric)
+        axis.set_title(title if one else caption, fontsize=None if one else 11)
+    axes[0][0].set_ylabel(f"{metric.label}, {metric.unit}" if metric.unit else metric.label)
+    if not one:
+        figure.suptitle(title, fontsize=11.5)
+    save(figure, path)
+
+
+def _curves(axis: Any, sizes: Sequence[int], lines: Sequence[Line], trained: int, metric: Metric) -> None:
     axis.axvline(trained, color="black", linewidth=0.8, linestyle=":")
     at = dict(xycoords=("data", "axes fraction"), textcoords="offset points")
-    axis.annotate("trained here", (trained, 0.02), (3, 0), **at, fontsize=8, color="#444444")
+    axis.annotate("training size", (trained, 0.02), (3, 0), **at, fontsize=8, color="#444444")
+    for line in lines:
+        single = [(x, v) for x, v in zip(sizes, line.dots or [None] * len(sizes), strict=True) if v is not None]
+        if single:
+            look: dict[str, Any] = dict(color=line.ink, markeredgecolor="white", markersize=6, zorder=4)
+            axis.plot(*zip(*single, strict=True), linestyle="none", marker="D", **look)
     lines = [line for line in lines if any(v is not None for v in line.values)]
     ends = [[v for v in line.values if v is not None][-1] for line in lines]
     for line in lines:
         wide = 2.6 if line.encoding == "pape" else 1.6
-        _plot(
-            axis, sizes, line, linewidth=wide, marker="o", markersize=wide + 2, linestyle="--" if line.dashed else "-"
-        )
+        dot = dict(marker="" if line.dots else "o", markersize=wide + 2)
+        _plot(axis, sizes, line, linewidth=wide, linestyle="--" if line.dashed else "-", **dot)
     low, high = (0.0, 102.0) if metric.unit == "%" else axis.get_ylim()
     for height, value, line in zip(_spread(ends, (high - low) / 20), ends, lines, strict=True):
         at = dict(xycoords=("axes fraction", "data"), textcoords="offset points", va="center")
-        look: dict[str, Any] = dict(
-            annotation_clip=False,
-            color=line.ink,
-            fontsize=9.5,
-            fontweight="bold" if line.encoding == "pape" else "normal",
-        )
+        weight = "bold" if line.encoding == "pape" else "normal"
+        look = dict(annotation_clip=False, color=line.ink, fontsize=9.5, fontweight=weight)
         text = f"{line.name}  {value:.{1 if metric.unit == '%' else 2}f}"
         axis.annotate(text, (1.0, height), (8, 0), **at, **look)
-    ylabel = f"{metric.label}, {metric.unit}" if metric.unit else metric.label
-    axis.set(title=title, xlabel="size of the test samples, pixels per side", ylabel=ylabel, ylim=(low, high))
+    axis.set(xlabel="size of the test samples, pixels per side", ylim=(low, high))
     axis.set_xscale("log")
     axis.set_xticks(sizes, [f"{size}\n{size / trained:.3g}x" for size in sizes])
     axis.minorticks_off()
     axis.margins(x=0.02)
     axis.grid(alpha=0.25)
-    save(figure, path)
 
 
 def _plot(axis: Any, xs: Sequence[float], line: Line, **style: Any) -> None:
     """A curve through what was measured, and its band."""
     points = [(x, v) for x, v in zip(xs, line.values, strict=True) if v is not None]
     axis.plot(*zip(*points, strict=True), color=line.ink, **style)
-    there = zip(xs, line.values, line.spread or [None] * len(xs), strict=True)
-    if band := [(x, v - s, v + s) for x, v, s in there if v is not None and s is not None]:
+    if band := [(x, *pair) for x, pair in zip(xs, line.band, strict=True) if pair is not None]:
         axis.fill_between(*zip(*band, strict=True), color=line.ink, alpha=0.15, linewidth=0)
 
 

@@ -200,7 +200,7 @@ def write(grid: Grid, results: Results, text: Path, numbers: Path, plot: Path, t
     plot: the file of a grid without blocks; a block has its own, named after it, in the same folder."""
     paths = [text, numbers]
     checkpoint.write(text, f"{markdown(grid, results)}\n".encode())
-    rows.write(numbers, COLUMNS, as_rows(grid, results))
+    write_numbers(grid, results, numbers)
     for block in grid.blocks:
         for group in groups(grid):
             path = plot.with_name(f"{block}{group.suffix}.png") if block else plot
@@ -208,6 +208,11 @@ def write(grid: Grid, results: Results, text: Path, numbers: Path, plot: Path, t
         if grid.has_curves:
             paths += _losses(grid, results, block, plot.with_name(f"{block}-loss.png"))
     return paths
+
+
+def write_numbers(grid: Grid, results: Results, path: Path) -> None:
+    """The table as CSV."""
+    rows.write(path, COLUMNS, as_rows(grid, results))
 
 
 def curves(grid: Grid, results: Results, block: str, group: Group, path: Path, title: str = "") -> list[Path]:

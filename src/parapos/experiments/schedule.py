@@ -44,7 +44,7 @@ def run_all(
 ) -> None:
     """Trains and evaluates runs. count: of processes, 0 for this one. done: hears of every run that is finished, here.
     batch: samples at a time in evaluations of this process, instead of as many as the recipe's batch has tokens."""
-    if not count:
+    if not count or not jobs:
         for job in jobs:
             _do(job, tell, batch)
             done(job)
@@ -115,30 +115,66 @@ def progress(job: Job) -> tuple[float, str]:
     return TRAINING * share + (1 - TRAINING) * min(1.0, tested / max(1, len(job.evaluations))), words
 
 
+class Board:
+    """Where progress is shown: a bar in a terminal, lines elsewhere."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.tell, self.every = tell, SAY
+        self.bar: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+
+            columns = (SpinnerColumn(), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+            self.bar, self.every = Progress(*columns, console=Console(stderr=True)), SAY / 10
+
+    def __enter__(self) -> Board:
+        if self.bar is not None:
+            self.bar.start()
+            self.task = self.bar.add_task("", total=1.0)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def show(self, share: float, text: str) -> None:
+        if self.bar is None:
+            self.tell(text)
+        else:
+            self.bar.update(self.task, completed=share, description=text)
+
+
 def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callable[[Job], object]) -> None:
     """Says how far they are and how long it may take, until all are done or one fails."""
     shares = {future: progress(job)[0] for future, job in futures.items()}
     begun, began, reported = sum(shares.values()), time.monotonic(), time.monotonic()
     left = dict(futures)
-    while left:
-        time.sleep(POLL)
-        ended = [future for future in left if future.done()]
-        for future in ended:
-            job = left.pop(future)
-            if (wrong := future.result()) is not None:
-                raise ReportError(f"{job.run.folder}: {wrong} (what it said is in {log})")
-            shares[future] = 1.0
-            done(job)
-        now = time.monotonic()
-        if not ended and now - reported < SAY:
-            continue
-        reported, parts = now, []
-        for future, job in left.items():
-            if future.running():
-                shares[future], words = progress(job)
-                parts.append(f"{job.run.label or job.run.name} {shares[future]:.0%} {words}".rstrip())
-        so_far = sum(shares.values())
-        rate = (so_far - begun) / (now - began)
-        time_left = str(timedelta(seconds=round((len(futures) - so_far) / rate))) if rate else "?"
-        whole = f"{len(futures) - len(left)} of {len(futures)} runs done, {so_far / len(futures):.0%}, left {time_left}"
-        tell(" | ".join([whole, *parts]))
+    with Board(tell) as board:
+        board.show(begun / len(futures), "starting processes; each loads PyTorch first, which takes some seconds")
+        while left:
+            time.sleep(POLL)
+            ended = [future for future in left if future.done()]
+            for future in ended:
+                job = left.pop(future)
+                if (wrong := future.result()) is not None:
+                    raise ReportError(f"{job.run.folder}: {wrong} (what it said is in {log})")
+                shares[future] = 1.0
+                done(job)
+            now = time.monotonic()
+            if not ended and now - reported < board.every:
+                continue
+            reported, parts = now, []
+            for future, job in left.items():
+                if future.running():
+                    shares[future], words = progress(job)
+                    parts.append(f"{job.run.label or job.run.name} {shares[future]:.0%} {words}".rstrip())
+            so_far = sum(shares.values())
+            rate = (so_far - begun) / (now - began)
+            if not rate and board.bar is not None:
+                continue  # the processes are still starting
+            time_left = str(timedelta(seconds=round((len(futures) - so_far) / rate))) if rate else "?"
+            runs = f"{len(futures) - len(left)} of {len(futures)} runs done"
+            board.show(
+                so_far / len(futures), " | ".join([f"{runs}, {so_far / len(futures):.0%}, left {time_left}", *parts])
+            )

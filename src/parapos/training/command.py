@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +37,20 @@ def train(source: str, out: Path | None, resume: bool, changes: Mapping[str, str
         return 1
     if fit.is_first():
         print(ending)
+        for line in _next_steps(wanted, out):
+            _say(line)
     return 0
+
+
+def _next_steps(wanted: Recipe, out: Path) -> list[str]:
+    """Where the results of a run are, and what to type to see them."""
+    run = shlex.quote(str(out))
+    lines = [f"Results: {out}: metrics.csv (losses and validations), weights.safetensors (the best validation)"]
+    lines.append(f"Next: parapos eval {run}    judges it on the test split")
+    lines.append(f"      parapos predict {run} FILE    applies it to files")
+    if wanted.run.tensorboard:
+        lines.append(f"      tensorboard --logdir {run}    shows the curves")
+    return lines
 
 
 def evaluate(
