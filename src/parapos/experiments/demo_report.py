@@ -231,8 +231,10 @@ def reading(grid: Grid, results: Results) -> str:
 def draw(path: Path, seeds: Committed | None, grid: Grid | None, results: Results, dots: str = "") -> None:
     """Accuracy over the size, a panel per setting of the positions: mean and range of the seeds, and a dot for each
     number of a grid. Without seeds, the numbers of the grid as lines."""
-    shown = grid or (seeds and seeds.grid)
-    assert shown is not None
+    shown = grid
+    if shown is None:
+        assert seeds is not None, "a plot of nothing"
+        shown = seeds.grid
     panels = []
     for group in groups(shown):
         lines = []
