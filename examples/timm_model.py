@@ -6,11 +6,12 @@
 # parameters start as PaPE starts, and the model has to get used to them.
 
 # %%
-import parapos.interop.timm
-import parapos.interop.transformers
 import timm
 import torch
 from transformers import Dinov2Config, Dinov2Model
+
+import parapos.interop.timm
+import parapos.interop.transformers
 
 torch.manual_seed(0)
 model = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=10, dynamic_img_size=True).eval()
