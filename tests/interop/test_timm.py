@@ -250,6 +250,7 @@ def test_naflex_positions_stay_exact_in_half_precision():
     assert r[0, :prefix].isnan().all()
 
 
+@pytest.mark.full
 def test_naflex_full_graph_with_coordinates():
     model = swapped.swap(make("naflex", depth=1), keep="replace", init="default")
     batch, _ = naflex_batch()

@@ -118,7 +118,8 @@ def test_it_learns_from_the_first_step_on(family):
 COMPILES = [f for f in FAMILIES if f not in ("siglip2", "clip-pair")]  # siglip2 resizes positions sample by sample
 
 
-@pytest.mark.parametrize("family", [f if f == "vit" else pytest.param(f, marks=pytest.mark.full) for f in COMPILES])
+@pytest.mark.full
+@pytest.mark.parametrize("family", COMPILES)
 def test_it_compiles_without_graph_breaks(family):
     model, given = swapped.swap(make(family), init="default"), inputs(family)
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
