@@ -67,7 +67,7 @@ def make_columns(term: Relative, features: Exponents, more: int) -> Columns:
     return Columns(T, phi, bound.float())
 
 
-def fits(coefficients: Tensor, bound: Tensor, scale: float) -> bool:
-    """Whether columns hold these numbers well enough."""
+def fits(coefficients: Tensor, bound: Tensor, scale: float) -> Tensor:
+    """Of which samples columns hold these numbers well enough: (B or 1,) boolean."""
     largest = coefficients.abs().amax(1)  # over heads
-    return float((largest * bound).sum(-1).amax()) * scale * ROUNDING <= ALLOWED
+    return (largest * bound).sum(-1).amax(-1) * (scale * ROUNDING) <= ALLOWED

@@ -22,7 +22,7 @@ from ..tracing import cast, no_autocast
 from . import reference, tiles
 from .columns import ALLOWED, GRADIENT_ROUNDING, columns, features_of, fits
 from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
-from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, plain
+from .scores import Samples, Scores, backward_from_d, cut, empty_heads, forward_from_d, plain
 from .terms import Relative, Table
 
 PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head of one sample
@@ -97,8 +97,8 @@ def _columns_forward(
 def _columns_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float,
     c: Tensor, T: Tensor, phi: Tensor, bound: Tensor,
-) -> list[Tensor] | None:  # fmt: skip
-    """Gradients of q, k, v and the coefficients; None where those of the coefficients lose too much."""
+) -> tuple[list[Tensor], Tensor]:  # fmt: skip
+    """Gradients of q, k, v and the coefficients, and of which samples (B,) those of the coefficients are good."""
     psi, size = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1]
     width = size + phi.shape[-1]
     parts = _parts(q, k, width, 8)
@@ -120,8 +120,12 @@ def _columns_backward(
     # reach. Where that is too large a share of the result (far positions, one-hot weights), D gives the gradient.
     norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (dout, v)]
     reach = norms[0] * norms[1].amax(-1, keepdim=True)
-    lost = torch.linalg.vector_norm(reach[..., None] * bound[:, None]) * (scale * GRADIENT_ROUNDING)
-    return [dq, dk, dv, dc] if bool(lost <= ALLOWED * torch.linalg.vector_norm(dc)) else None
+    lost, whole = (torch.linalg.vector_norm(x.flatten(1), dim=1) for x in (reach[..., None] * bound[:, None], dc))
+    lost = lost * (scale * GRADIENT_ROUNDING)
+    # What counts is the gradient of all samples; if that is not good, those go whose own is not.
+    good = lost <= ALLOWED * whole if len(dc) > 1 else torch.zeros_like(lost, dtype=torch.bool)
+    enough = torch.linalg.vector_norm(lost) <= ALLOWED * torch.linalg.vector_norm(whole)
+    return [dq, dk, dv, dc], good | enough
 
 
 # The operators. Each compiles to one node, which decides by the numbers it meets.
@@ -134,12 +138,23 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output, and the log-sum-exp of the scores where columns were used. made: the parts of `Columns`, or nothing."""
     out, lse = _outputs(q, v, made)
-    if made and fits(coefficients[0], made[2], scale):
-        _columns_forward(out, lse, q, k, v, mask, scale, coefficients[0], *made[:2])
-    else:
-        s = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
-        forward_from_d(out, q, k, v, mask, scale, s)
+    scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
+    good = _fitting(q, coefficients, made, scale)
+    for some in (Samples(x) for x in (good, ~good) if x.any()):
+        tensors = some(q, k, v, mask)
+        y, z = (out, lse) if some.are_all else _outputs(tensors[0], tensors[2], made)
+        if good[some.chosen].all():
+            _columns_forward(y, z, *tensors, scale, *some(coefficients[0], *made[:2]))
+        else:
+            forward_from_d(y, *tensors, scale, scores.of_samples(some))
+        if not some.are_all:
+            out[some.chosen], lse[some.chosen] = y, z
     return out, lse
+
+
+def _fitting(q: Tensor, coefficients: Sequence[Tensor], made: Sequence[Tensor], scale: float) -> Tensor:
+    """Which samples (B,) columns serve."""
+    return (fits(coefficients[0], made[2], scale) if made else q.new_zeros(1, dtype=torch.bool)).expand(len(q))
 
 
 def _outputs(q: Tensor, v: Tensor, made: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -153,15 +168,36 @@ def _backward(
     queries: list[Tensor], keys: list[Tensor], tables: list[Tensor], bases: list[Tensor], made: list[Tensor],
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of q, k, v, the coefficients and the tables; an empty tensor where none is wanted."""
+    learned, parts = [*coefficients, *tables], []
     with no_autocast(q.device):
-        grads = None
-        if made and fits(coefficients[0], made[2], scale):
-            grads = _columns_backward(dout, q, k, v, out, lse, mask, scale, coefficients[0], *made)
-        if grads is None:
-            s = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
-            grads = backward_from_d(dout, q, k, v, mask, scale, s, wanted)
-    learned = zip(grads[3:], [*coefficients, *tables], wanted, strict=True)
-    return [*grads[:3], *(x.to(y.dtype).contiguous() if want else y.new_empty(0) for x, y, want in learned)]
+        scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
+        good = _fitting(q, coefficients, made, scale)
+        if good.any():
+            some = Samples(good)
+            given = some(dout, q, k, v, out, lse, mask, coefficients[0], *made)
+            found, kept = _columns_backward(*given[:7], scale, *given[7:])
+            if kept.all() or len(coefficients[0]) > 1:  # D writes over what is not kept; shared ones are a sum
+                parts, good = [(some, found)], good.masked_scatter(good, kept)
+            else:
+                good = torch.zeros_like(good)
+        if not good.all():
+            some = Samples(~good)
+            found = backward_from_d(*some(dout, q, k, v, mask), scale, scores.of_samples(some), wanted)
+            parts.append((some, found))
+        if len(parts) == 1 and parts[0][0].are_all:
+            grads = parts[0][1]
+        else:
+            grads = [*(empty_heads(x) for x in (q, k, v)), *(torch.zeros_like(x, dtype=torch.float32) for x in learned)]
+            for some, found in parts:
+                for x, y in zip(grads, found, strict=True):
+                    if len(y) == 0:  # not wanted
+                        continue
+                    if len(x) == len(q):
+                        x[some.chosen] = y
+                    else:  # shared by all samples
+                        x += y
+    learned_grads = zip(grads[3:], learned, wanted, strict=True)
+    return [*grads[:3], *(x.to(y.dtype).contiguous() if want else y.new_empty(0) for x, y, want in learned_grads)]
 
 
 _forward_op = torch.library.custom_op("parapos::attention", _forward, mutates_args=())
@@ -277,13 +313,16 @@ def _describe(call: Call) -> str:
     if not call.q.is_meta and (text := tiles.describe(call)) is not None:
         return text
     made = columns(term, call.q, call.v)
-    if not call.q.is_meta and not fits(term.coefficients(torch.float32), made.bound, call.scale):
+    b, c = len(call.q), [term.coefficients(torch.float32)]
+    good = b if call.q.is_meta else int(_fitting(call.q, c, made, call.scale).sum())
+    if not good:
         return f"{from_d}; as columns these numbers would lose digits"
     count, width = len(features_of(term)), call.q.shape[-1] + made.phi.shape[-1]
     text = f"{call.names} as {count} extra query/key columns in PyTorch fused attention of width {width}"
-    if dtype != torch.float32:
-        text += ", in float32"
-    return text + ", or formed from D in blocks of queries if the numbers would lose digits" if call.q.is_meta else text
+    text += "" if dtype == torch.float32 else ", in float32"
+    if call.q.is_meta:
+        return f"{text}, or formed from D in blocks of queries if the numbers would lose digits"
+    return text + (f"; formed from D for {b - good} of {b} samples, which would lose digits" if good < b else "")
 
 
 register_kernel(Kernel("fused", 20, True, _refuse, _describe, attention))

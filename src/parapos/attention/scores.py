@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,17 @@ def cut(x: Tensor, samples: slice = slice(None), heads: slice = slice(None), row
     x = x[samples] if x.shape[0] > 1 else x
     x = x[:, heads] if x.shape[1] > 1 else x
     return x[:, :, rows] if x.shape[2] > 1 else x
+
+
+class Samples:
+    """Some samples of a batch, of which there is at least one. chosen: (B,) boolean."""
+
+    def __init__(self, chosen: Tensor) -> None:
+        self.chosen, self.are_all = chosen, bool(chosen.all())
+
+    def __call__(self, *tensors: Any) -> Any:
+        """Their part of tensors (B or 1, ...), in which what is shared stays; None stays None."""
+        return [x if self.are_all or x is None or len(x) == 1 else x[self.chosen] for x in tensors]
 
 
 class Scores(NamedTuple):
@@ -67,6 +78,10 @@ class Scores(NamedTuple):
             [table.bias for table in tables],
             [t.r.once(("basis", t.exponents, t.keys, dtype), partial(t.basis, dtype)) for t in relative if keep],
         )
+
+    def of_samples(self, samples: Samples) -> Scores:
+        """The terms of some samples."""
+        return Scores(*self[:3], *(samples(*tensors) for tensors in self[3:]))
 
     def basis(self, samples: slice, rows: slice, dtype: torch.dtype) -> list[Tensor]:
         """The relative terms' functions of D for some queries: (B or 1, n, f, N) each."""
