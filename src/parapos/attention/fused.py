@@ -22,7 +22,7 @@ from ..tracing import cast, no_autocast
 from . import reference, tiles
 from .columns import ALLOWED, GRADIENT_ROUNDING, columns, features_of, fits
 from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
-from .scores import Samples, Scores, backward_from_d, cut, empty_heads, forward_from_d, plain
+from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, pick, plain
 from .terms import Relative, Table
 
 PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head of one sample
@@ -50,26 +50,14 @@ def _parts(q: Tensor, k: Tensor, width: int, copies: int) -> list[tuple[slice, s
     return [(slice(i, min(i + samples, b)), slice(j, min(j + heads, h))) for i, j in starts]
 
 
-class _Wide:
-    """Parts of tensors (B, H, N, size) in float32, widened by columns or zeros, in buffers that serve all parts."""
-
-    def __init__(self, part: tuple[slice, slice], width: int, *tensors: Tensor) -> None:
-        b, h = part[0].stop, part[1].stop  # the first part is the largest
-        self.tensors, most = tensors, max(x.shape[2] for x in tensors)
-        # One block of memory, because several would go back to the system when freed and be mapped anew for each call.
-        self.buffers = tensors[0].new_empty((len(tensors), b, h, most, width), dtype=torch.float32)
-        self.buffers[2:, ..., tensors[2].shape[-1] :] = 0.0  # columns fill queries and keys up
-
-    def __call__(self, part: tuple[slice, slice], psi: Tensor, phi: Tensor) -> list[Tensor]:
-        """The tensors of this part; the first two, queries and keys, with their columns."""
-        b, h = (x.stop - x.start for x in part)
-        wide = [y[:b, :h, : x.shape[2]] for x, y in zip(self.tensors, self.buffers, strict=True)]
-        for x, y in zip(self.tensors, wide, strict=True):
-            y[..., : x.shape[-1]] = x[part]
-        size = self.tensors[0].shape[-1]
-        wide[0][..., size:] = psi[part]
-        wide[1][..., size:] = cut(phi[:, None], part[0])
-        return wide
+def _widen(part: tuple[slice, slice], *pairs: tuple[Tensor, Tensor | None], width: int) -> list[Tensor]:
+    """A part of tensors (B, H, N, size) in float32, with columns (B or 1, H or 1, N, e), or with zeros up to width."""
+    wide = []
+    for x, more in pairs:
+        x = x[part].float()
+        more = x.new_zeros(()).expand(*x.shape[:3], width - x.shape[3]) if more is None else cut(more, *part)
+        wide.append(torch.cat([x, more.expand(*x.shape[:3], -1)], dim=-1))
+    return wide
 
 
 def _bias(mask: Tensor | None, dtype: torch.dtype, *part: slice) -> Tensor | None:
@@ -84,13 +72,11 @@ def _columns_forward(
     c: Tensor, T: Tensor, phi: Tensor,
 ) -> None:  # fmt: skip
     """Attention, and the log-sum-exp of each query's scores, written to out and lse."""
-    psi, width = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1] + phi.shape[-1]
-    parts = _parts(q, k, width, 4)
-    widen = _Wide(parts[0], width, q, k, v)
-    for part in parts:
-        y, lse[part] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *widen(part, psi, phi), attn_mask=_bias(mask, psi.dtype, *part), scale=scale
-        )
+    psi, phi, width = contract(c, T), phi[:, None], q.shape[-1] + phi.shape[-1]
+    for part in _parts(q, k, width, 4):
+        wide = _widen(part, (q, psi), (k, phi), (v, None), width=width)
+        bias = _bias(mask, torch.float32, *part)
+        y, lse[part] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)
         out[part] = y[..., : v.shape[-1]]
 
 
@@ -101,12 +87,12 @@ def _columns_backward(
     """Gradients of q, k, v and the coefficients, and of which samples (B,) those of the coefficients are good."""
     psi, size = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1]
     width = size + phi.shape[-1]
-    parts = _parts(q, k, width, 8)
     dq, dk, dv = (empty_heads(x) for x in (q, k, v))
-    dpsi, widen = psi.new_empty(psi.shape), _Wide(parts[0], width, q, k, v, dout, out)
-    for part in parts:
-        *wide, dy, y = widen(part, psi, phi)
-        bias = _bias(mask, psi.dtype, *part)
+    dpsi = torch.empty_like(psi)
+    pairs = ((q, psi), (k, phi[:, None]), (v, None), (dout, None), (out, None))
+    for part in _parts(q, k, width, 8):
+        *wide, dy, y = _widen(part, *pairs, width=width)
+        bias = _bias(mask, torch.float32, *part)
         if q.dtype != torch.float32:  # the output was rounded, and gradients of coefficients would show it
             y = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)[0]
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -138,17 +124,20 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output, and the log-sum-exp of the scores where columns were used. made: the parts of `Columns`, or nothing."""
     out, lse = _outputs(q, v, made)
-    scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
     good = _fitting(q, coefficients, made, scale)
-    for some in (Samples(x) for x in (good, ~good) if x.any()):
-        tensors = some(q, k, v, mask)
-        y, z = (out, lse) if some.are_all else _outputs(tensors[0], tensors[2], made)
-        if good[some.chosen].all():
-            _columns_forward(y, z, *tensors, scale, *some(coefficients[0], *made[:2]))
-        else:
-            forward_from_d(y, *tensors, scale, scores.of_samples(some))
-        if not some.are_all:
-            out[some.chosen], lse[some.chosen] = y, z
+    if good.any():
+        chosen = None if good.all() else good
+        y, z = (out, lse) if chosen is None else _outputs(q[good], v, made)
+        _columns_forward(y, z, *pick(chosen, q, k, v, mask), scale, *pick(chosen, coefficients[0], *made[:2]))
+        if chosen is None:
+            return out, lse
+        out[good], lse[good] = y, z
+    chosen = ~good if good.any() else None
+    y = out if chosen is None else empty_heads(q[chosen], v.shape[-1])
+    scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
+    forward_from_d(y, *pick(chosen, q, k, v, mask), scale, scores.pick(chosen))
+    if chosen is not None:
+        out[chosen] = y
     return out, lse
 
 
@@ -168,36 +157,35 @@ def _backward(
     queries: list[Tensor], keys: list[Tensor], tables: list[Tensor], bases: list[Tensor], made: list[Tensor],
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of q, k, v, the coefficients and the tables; an empty tensor where none is wanted."""
-    learned, parts = [*coefficients, *tables], []
+    grads: list[Tensor] = []
     with no_autocast(q.device):
-        scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
         good = _fitting(q, coefficients, made, scale)
         if good.any():
-            some = Samples(good)
-            given = some(dout, q, k, v, out, lse, mask, coefficients[0], *made)
-            found, kept = _columns_backward(*given[:7], scale, *given[7:])
-            if kept.all() or len(coefficients[0]) > 1:  # D writes over what is not kept; shared ones are a sum
-                parts, good = [(some, found)], good.masked_scatter(good, kept)
-            else:
-                good = torch.zeros_like(good)
+            chosen = None if good.all() else good
+            given = pick(chosen, dout, q, k, v, out, lse, mask, coefficients[0], *made)
+            grads, kept = _columns_backward(*given[:7], scale, *given[7:])
+            if chosen is not None:
+                room = [*(empty_heads(x) for x in (q, k, v)), torch.zeros_like(coefficients[0])]
+                grads = _placed(grads, room, chosen)
+            if not kept.all():  # D writes over these; a sum over samples is made anew
+                good = good.masked_scatter(good, kept) if len(coefficients[0]) > 1 else torch.zeros_like(good)
         if not good.all():
-            some = Samples(~good)
-            found = backward_from_d(*some(dout, q, k, v, mask), scale, scores.of_samples(some), wanted)
-            parts.append((some, found))
-        if len(parts) == 1 and parts[0][0].are_all:
-            grads = parts[0][1]
-        else:
-            grads = [*(empty_heads(x) for x in (q, k, v)), *(torch.zeros_like(x, dtype=torch.float32) for x in learned)]
-            for some, found in parts:
-                for x, y in zip(grads, found, strict=True):
-                    if len(y) == 0:  # not wanted
-                        continue
-                    if len(x) == len(q):
-                        x[some.chosen] = y
-                    else:  # shared by all samples
-                        x += y
-    learned_grads = zip(grads[3:], learned, wanted, strict=True)
-    return [*grads[:3], *(x.to(y.dtype).contiguous() if want else y.new_empty(0) for x, y, want in learned_grads)]
+            chosen = ~good if good.any() else None
+            scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases).pick(chosen)
+            found = backward_from_d(*pick(chosen, dout, q, k, v, mask), scale, scores, wanted)
+            grads = found if chosen is None else _placed(found, grads, chosen)
+    learned = zip(grads[3:], [*coefficients, *tables], wanted, strict=True)
+    return [*grads[:3], *(x.to(y.dtype).contiguous() if want else y.new_empty(0) for x, y, want in learned)]
+
+
+def _placed(found: Sequence[Tensor], room: list[Tensor], chosen: Tensor) -> list[Tensor]:
+    """room with gradients of the chosen samples at their places; what samples share is summed."""
+    for x, y in zip(room, found, strict=True):
+        if len(x) == len(chosen) and len(y):  # else it is not wanted
+            x[chosen] = y
+        elif len(y):
+            x += y
+    return room
 
 
 _forward_op = torch.library.custom_op("parapos::attention", _forward, mutates_args=())

@@ -34,15 +34,12 @@ def cut(x: Tensor, samples: slice = slice(None), heads: slice = slice(None), row
     return x[:, :, rows] if x.shape[2] > 1 else x
 
 
-class Samples:
-    """Some samples of a batch, of which there is at least one. chosen: (B,) boolean."""
+def pick(chosen: Tensor | None, *tensors: Any) -> Any:
+    """The part of tensors (B or 1, ...) that belongs to the chosen samples, (B,) boolean or None for all.
 
-    def __init__(self, chosen: Tensor) -> None:
-        self.chosen, self.are_all = chosen, bool(chosen.all())
-
-    def __call__(self, *tensors: Any) -> Any:
-        """Their part of tensors (B or 1, ...), in which what is shared stays; None stays None."""
-        return [x if self.are_all or x is None or len(x) == 1 else x[self.chosen] for x in tensors]
+    What samples share stays, and so does None.
+    """
+    return [x if chosen is None or x is None or len(x) == 1 else x[chosen] for x in tensors]
 
 
 class Scores(NamedTuple):
@@ -65,9 +62,10 @@ class Scores(NamedTuple):
     def of(cls, terms: Sequence[Term], scale: float, dtype: torch.dtype, keep: bool) -> Scores:
         relative = [term for term in terms if isinstance(term, Relative)]
         tables = [term for term in terms if isinstance(term, Table)]
-        pairs = [t.r.r[..., 0].numel() * t.key_positions.r[..., 0].numel() * len(t.exponents) for t in relative]
-        shared = all(len(x.r) == 1 for t in relative for x in (t.r, t.key_positions))
-        keep = keep and shared and sum(pairs) * dtype.itemsize <= BLOCK_BYTES and not torch.compiler.is_compiling()
+        if keep and not torch.compiler.is_compiling():
+            shared = all(len(x.r) == 1 for t in relative for x in (t.r, t.key_positions))
+            pairs = (t.r.r.shape[1] * t.key_positions.r.shape[1] * len(t.exponents) for t in relative)
+            keep = shared and sum(pairs) * dtype.itemsize <= BLOCK_BYTES
         return cls(
             [power for term in relative for power in chain.from_iterable(term.exponents)],
             [scale if term.scaled else 1.0 for term in relative],
@@ -79,9 +77,9 @@ class Scores(NamedTuple):
             [t.r.once(("basis", t.exponents, t.keys, dtype), partial(t.basis, dtype)) for t in relative if keep],
         )
 
-    def of_samples(self, samples: Samples) -> Scores:
-        """The terms of some samples."""
-        return Scores(*self[:3], *(samples(*tensors) for tensors in self[3:]))
+    def pick(self, chosen: Tensor | None) -> Scores:
+        """The terms of the chosen samples."""
+        return Scores(*self[:3], *(pick(chosen, *tensors) for tensors in self[3:]))
 
     def basis(self, samples: slice, rows: slice, dtype: torch.dtype) -> list[Tensor]:
         """The relative terms' functions of D for some queries: (B or 1, n, f, N) each."""
