@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import parapos
-from parapos.attention import KERNELS, attend
+from parapos.attention import KERNELS, attend, fused
 from parapos.attention.kernels import Call
 
 from . import criterion
@@ -43,14 +43,13 @@ TRAINING, FORWARD = _serving(True), _serving(False)
 @contextmanager
 def fed() -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Queries and keys, with their columns, that the fused kernel gives to PyTorch's attention in this context."""
-    calls, name = [], "_scaled_dot_product_flash_attention_for_cpu"
-    attention = getattr(torch.ops.aten, name)
+    calls, attention = [], fused.FLASH
 
     def spy(q: Tensor, k: Tensor, *rest: Any, **options: Any) -> Any:
         calls.append((q.clone(), k.clone()))
         return attention(q, k, *rest, **options)
 
-    with patch.object(torch.ops.aten, name, spy):
+    with patch.object(fused, "FLASH", spy):
         yield calls
 
 

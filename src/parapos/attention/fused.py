@@ -26,8 +26,11 @@ from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, p
 from .terms import Relative, Table
 
 PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head of one sample
-FEW_SCORES = 2**20  # a sample of so few, at N x N, is not parted: a part takes as long to begin
+FEW_SCORES = 2**20  # a call or a sample of so few is not parted: an operation takes as long to begin
 MANY_QUERIES = 2048  # one head of so many keeps all threads busy
+ALL = slice(None), slice(None)
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def separable(call: Call) -> Relative | None:
@@ -75,8 +78,7 @@ def _columns_forward(
     psi, phi, width = contract(c, T), phi[:, None], q.shape[-1] + phi.shape[-1]
     for part in _parts(q, k, width, 4):
         wide = _widen(part, (q, psi), (k, phi), (v, None), width=width)
-        bias = _bias(mask, torch.float32, *part)
-        y, lse[part] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)
+        y, lse[part] = FLASH(*wide, attn_mask=_bias(mask, torch.float32, *part), scale=scale)
         out[part] = y[..., : v.shape[-1]]
 
 
@@ -94,24 +96,29 @@ def _columns_backward(
         *wide, dy, y = _widen(part, *pairs, width=width)
         bias = _bias(mask, torch.float32, *part)
         if q.dtype != torch.float32:  # the output was rounded, and gradients of coefficients would show it
-            y = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=bias, scale=scale)[0]
-        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dy, *wide, y, lse[part], 0.0, False, attn_mask=bias, scale=scale
-        )
+            y = FLASH(*wide, attn_mask=bias, scale=scale)[0]
+        grads = FLASH_BACKWARD(dy, *wide, y, lse[part], 0.0, False, attn_mask=bias, scale=scale)
         for x, y in zip((dq, dk, dv), grads, strict=True):
             x[part] = y[..., : x.shape[-1]]
         dpsi[part] = grads[0][..., size:]
     dc = project(dpsi, T, c)
-    # A sum over keys rounds to what its largest products allow: at most |dout| |v| of a query, times what T and phi
-    # reach. Where that is too large a share of the result (far positions, one-hot weights), D gives the gradient.
+    return [dq, dk, dv, dc], _are_good(dc, dout, v, bound, scale)
+
+
+def _are_good(dc: Tensor, dout: Tensor, v: Tensor, bound: Tensor, scale: float) -> Tensor:
+    """Of which samples, (B,), gradients of coefficients that columns gave are good enough.
+
+    A sum over keys rounds to what its largest products allow: at most |dout| |v| of a query, times what T and phi
+    reach. Where that is too large a share of the result (far positions, one-hot weights), D must give the gradient.
+    """
     norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (dout, v)]
-    reach = norms[0] * norms[1].amax(-1, keepdim=True)
-    lost, whole = (torch.linalg.vector_norm(x.flatten(1), dim=1) for x in (reach[..., None] * bound[:, None], dc))
-    lost = lost * (scale * GRADIENT_ROUNDING)
+    reach = norms[0] * norms[1].amax(-1, keepdim=True) * torch.linalg.vector_norm(bound, dim=-1)[:, None]
+    lost, whole = (torch.linalg.vector_norm(x.flatten(1), dim=1) for x in (reach, dc))
+    most = ALLOWED / (scale * GRADIENT_ROUNDING) * whole
     # What counts is the gradient of all samples; if that is not good, those go whose own is not.
-    good = lost <= ALLOWED * whole if len(dc) > 1 else torch.zeros_like(lost, dtype=torch.bool)
-    enough = torch.linalg.vector_norm(lost) <= ALLOWED * torch.linalg.vector_norm(whole)
-    return [dq, dk, dv, dc], good | enough
+    if torch.linalg.vector_norm(lost) <= torch.linalg.vector_norm(most):
+        return torch.ones_like(lost, dtype=torch.bool)
+    return lost <= most if len(dc) > 1 else torch.zeros_like(lost, dtype=torch.bool)
 
 
 # The operators. Each compiles to one node, which decides by the numbers it meets.
@@ -125,19 +132,16 @@ def _forward(
     """Output, and the log-sum-exp of the scores where columns were used. made: the parts of `Columns`, or nothing."""
     out, lse = _outputs(q, v, made)
     good = _fitting(q, coefficients, made, scale)
-    if good.any():
-        chosen = None if good.all() else good
-        y, z = (out, lse) if chosen is None else _outputs(q[good], v, made)
-        _columns_forward(y, z, *pick(chosen, q, k, v, mask), scale, *pick(chosen, coefficients[0], *made[:2]))
-        if chosen is None:
-            return out, lse
-        out[good], lse[good] = y, z
-    chosen = ~good if good.any() else None
-    y = out if chosen is None else empty_heads(q[chosen], v.shape[-1])
-    scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
-    forward_from_d(y, *pick(chosen, q, k, v, mask), scale, scores.pick(chosen))
-    if chosen is not None:
-        out[chosen] = y
+    for chosen in (None,) if good.all() or not good.any() else (good, ~good):
+        tensors = pick(chosen, q, k, v, mask)
+        y, z = (out, lse) if chosen is None else _outputs(tensors[0], v, made)
+        if good[0] if chosen is None else chosen is good:
+            _columns_forward(y, z, *tensors, scale, *pick(chosen, coefficients[0], *made[:2]))
+        else:
+            scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
+            forward_from_d(y, *tensors, scale, scores.pick(chosen))
+        if chosen is not None:
+            out[chosen], lse[chosen] = y, z
     return out, lse
 
 
@@ -181,9 +185,9 @@ def _backward(
 def _placed(found: Sequence[Tensor], room: list[Tensor], chosen: Tensor) -> list[Tensor]:
     """room with gradients of the chosen samples at their places; what samples share is summed."""
     for x, y in zip(room, found, strict=True):
-        if len(x) == len(chosen) and len(y):  # else it is not wanted
+        if len(y) and len(x) == len(chosen):
             x[chosen] = y
-        elif len(y):
+        elif len(y):  # else it is not wanted
             x += y
     return room
 
@@ -221,8 +225,7 @@ def _gradients(ctx, dout, _=None):  # type: ignore[no-untyped-def]
     out, lse, q, k, v, mask, *saved = ctx.saved_tensors
     lists = [[saved.pop(0) for _ in range(count)] for count in ctx.counts]
     wanted = [x.requires_grad for x in (*lists[0], *lists[3])]
-    run = _backward_op if torch.is_grad_enabled() or _is_watched(q) else _backward
-    dq, dk, dv, *more = run(dout, out, lse, wanted, q, k, v, mask, *ctx.numbers, *lists)
+    dq, dk, dv, *more = _backward_op(dout, out, lse, wanted, q, k, v, mask, *ctx.numbers, *lists)
     more = [x if want else None for x, want in zip(more, wanted, strict=True)]
     grads: list[list[Any]] = [[None] * count for count in ctx.counts]
     grads[0], grads[3] = more[: len(lists[0])], more[len(lists[0]) :]
@@ -233,19 +236,30 @@ def _gradients(ctx, dout, _=None):  # type: ignore[no-untyped-def]
 _forward_op.register_autograd(_gradients, setup_context=_save)
 
 
-class _Eager(torch.autograd.Function):
-    """The operator without PyTorch's dispatcher. learned: q, k, v, coefficients and tables, which args hold too."""
+class _Few(torch.autograd.Function):
+    """Columns for a call of few scores, whose time is that of its operations; wide tensors are kept."""
 
     @staticmethod
-    def forward(ctx, args, *learned):  # type: ignore[no-untyped-def]
-        output = _forward(*args)
-        _save(ctx, args, output)
-        return output[0]
+    def forward(ctx, q, k, v, mask, scale, made, scores, c):  # type: ignore[no-untyped-def]
+        pairs = (q, contract(c, made[0])), (k, made[1][:, None]), (v, None)
+        wide, bias = _widen(ALL, *pairs, width=q.shape[-1] + made[1].shape[-1]), _bias(mask, torch.float32)
+        y, lse = FLASH(*wide, attn_mask=bias, scale=scale)
+        ctx.save_for_backward(*wide, y, lse, mask, bias, c)
+        ctx.numbers, ctx.sizes = (scale, *scores, made), [x.shape[-1] for x in (q, k, v, v)]
+        return y[..., : v.shape[-1]]
 
     @staticmethod
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
-        grads = _gradients(ctx, dout)
-        return None, *grads[:3], *grads[8], *grads[11]
+        *wide, y, lse, mask, bias, c = ctx.saved_tensors
+        q, k, v, out = (x[..., :size] for x, size in zip((*wide, y), ctx.sizes, strict=True))
+        scale, made = ctx.numbers[0], ctx.numbers[-1]
+        (dy,) = _widen(ALL, (dout, None), width=y.shape[-1])
+        grads = FLASH_BACKWARD(dy, *wide, y, lse, 0.0, False, attn_mask=bias, scale=scale)
+        dc = project(grads[0][..., q.shape[-1] :], made[0], c)
+        grads = [*(x[..., :size] for x, size in zip(grads, ctx.sizes[:3], strict=True)), dc]
+        if torch.is_grad_enabled() or not _are_good(dc, dout, v, made[2], scale).all():
+            grads = _backward_op(dout, out, lse, [True], q, k, v, mask, *ctx.numbers)
+        return *grads[:3], *[None] * 4, grads[3]
 
 
 def _exported(call: Call) -> Tensor:
@@ -277,10 +291,14 @@ def attention(call: Call) -> Tensor:
         return out
     term = separable(call)
     s = Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
-    args = (q, k, v, call.mask, call.scale, *s, [] if term is None else list(columns(term, q, v)))
+    made = [] if term is None else list(columns(term, q, v))
+    args = (q, k, v, call.mask, call.scale, *s, made)
     if _is_watched(q):
         return _forward_op(*args)[0]
-    return _Eager.apply(args, q, k, v, *s.coefficients, *s.tables) if call.needs_grad else _forward(*args)[0]
+    few = bool(made) and prod(q.shape[:3]) * k.shape[2] <= FEW_SCORES and q.dtype == torch.float32
+    if few and fits(s.coefficients[0], made[2], call.scale).all():
+        return _Few.apply(q, k, v, call.mask, call.scale, made, s, s.coefficients[0])
+    return (_forward_op if call.needs_grad else _forward)(*args)[0]
 
 
 def _refuse(call: Call) -> str | None:
