@@ -258,6 +258,7 @@ class _Few(torch.autograd.Function):
         dc = project(grads[0][..., q.shape[-1] :], made[0], c)
         grads = [*(x[..., :size] for x, size in zip(grads, ctx.sizes[:3], strict=True)), dc]
         if torch.is_grad_enabled() or not _are_good(dc, dout, v, made[2], scale).all():
+            q = q.detach().requires_grad_(torch.is_grad_enabled())  # so that a second derivative is refused
             grads = _backward_op(dout, out, lse, [True], q, k, v, mask, *ctx.numbers)
         return *grads[:3], *[None] * 4, grads[3]
 
@@ -312,23 +313,23 @@ def _refuse(call: Call) -> str | None:
 def _describe(call: Call) -> str:
     if not call.terms:
         return "PyTorch fused attention, no score terms"
-    term, dtype = separable(call), call.q.dtype
+    term, b = separable(call), len(call.q)
     from_d = f"{call.names} formed from D in blocks of queries, added by PyTorch fused attention to its scores"
     if term is None or not prod(call.q.shape[:3]) * call.k.shape[2]:
         return from_d
     if not call.q.is_meta and (text := tiles.describe(call)) is not None:
         return text
     made = columns(term, call.q, call.v)
-    b, c = len(call.q), [term.coefficients(torch.float32)]
+    c = [term.coefficients(torch.float32)]
     good = b if call.q.is_meta else int(_fitting(call.q, c, made, call.scale).sum())
     if not good:
         return f"{from_d}; as columns these numbers would lose digits"
     count, width = len(features_of(term)), call.q.shape[-1] + made.phi.shape[-1]
     text = f"{call.names} as {count} extra query/key columns in PyTorch fused attention of width {width}"
-    text += "" if dtype == torch.float32 else ", in float32"
+    text += "" if call.q.dtype == torch.float32 else ", in float32"
     if call.q.is_meta:
         return f"{text}, or formed from D in blocks of queries if the numbers would lose digits"
-    return text + (f"; formed from D for {b - good} of {b} samples, which would lose digits" if good < b else "")
+    return text if good == b else f"{text}; formed from D for {b - good} of {b} samples, which would lose digits"
 
 
 register_kernel(Kernel("fused", 20, True, _refuse, _describe, attention))
