@@ -106,11 +106,9 @@ def _columns_backward(
 
 
 def _are_good(dc: Tensor, dout: Tensor, v: Tensor, bound: Tensor, scale: float) -> Tensor:
-    """Of which samples, (B,), gradients of coefficients that columns gave are good enough.
-
-    A sum over keys rounds to what its largest products allow: at most |dout| |v| of a query, times what T and phi
-    reach. Where that is too large a share of the result (far positions, one-hot weights), D must give the gradient.
-    """
+    """Of which samples (B,) columns gave good gradients of coefficients."""
+    # A sum over keys rounds to what its largest products allow: at most |dout| |v| of a query, times what T and phi
+    # reach. Where that is too large a share of the result (far positions, one-hot weights), D must give the gradient.
     norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (dout, v)]
     reach = norms[0] * norms[1].amax(-1, keepdim=True) * torch.linalg.vector_norm(bound, dim=-1)[:, None]
     lost, whole = (torch.linalg.vector_norm(x.flatten(1), dim=1) for x in (reach, dc))
@@ -296,7 +294,7 @@ def attention(call: Call) -> Tensor:
     args = (q, k, v, call.mask, call.scale, *s, made)
     if _is_watched(q):
         return _forward_op(*args)[0]
-    few = bool(made) and prod(q.shape[:3]) * k.shape[2] <= FEW_SCORES and q.dtype == torch.float32
+    few = bool(made) and prod(q.shape[:2]) * max(q.shape[2], k.shape[2]) ** 2 <= FEW_SCORES and q.dtype == torch.float32
     if few and fits(s.coefficients[0], made[2], call.scale).all():
         return _Few.apply(q, k, v, call.mask, call.scale, made, s, s.coefficients[0])
     return (_forward_op if call.needs_grad else _forward)(*args)[0]
@@ -320,8 +318,7 @@ def _describe(call: Call) -> str:
     if not call.q.is_meta and (text := tiles.describe(call)) is not None:
         return text
     made = columns(term, call.q, call.v)
-    c = [term.coefficients(torch.float32)]
-    good = b if call.q.is_meta else int(_fitting(call.q, c, made, call.scale).sum())
+    good = b if call.q.is_meta else int(_fitting(call.q, [term.coefficients(torch.float32)], made, call.scale).sum())
     if not good:
         return f"{from_d}; as columns these numbers would lose digits"
     count, width = len(features_of(term)), call.q.shape[-1] + made.phi.shape[-1]

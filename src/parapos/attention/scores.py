@@ -35,10 +35,7 @@ def cut(x: Tensor, samples: slice = slice(None), heads: slice = slice(None), row
 
 
 def pick(chosen: Tensor | None, *tensors: Any) -> Any:
-    """The part of tensors (B or 1, ...) that belongs to the chosen samples, (B,) boolean or None for all.
-
-    What samples share stays, and so does None.
-    """
+    """Tensors (B or 1, ...) of the chosen samples, (B,) boolean or None for all; what samples share stays."""
     return [x if chosen is None or x is None or len(x) == 1 else x[chosen] for x in tensors]
 
 
