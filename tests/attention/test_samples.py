@@ -115,3 +115,48 @@ def test_coefficients_that_all_samples_share() -> None:
         for x, want in zip(grads[torch.float32], grads[torch.float64], strict=True):
             assert x.shape == want.shape
             assert (x - want).norm() <= 5e-4 * want.norm()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_few_scores_are_what_many_are(masked: bool) -> None:
+    """A call of few scores keeps its widened tensors; one of many makes them anew, part by part."""
+    tensors, r = windows({})
+    mask = torch.rand(5, 40, generator=torch.Generator().manual_seed(2)) < 0.8 if masked else None
+    with patch.object(fused, "_forward_op", side_effect=AssertionError("not of few scores")):
+        few = run(tensors, r, "fused", mask)
+    with patch.multiple(fused, FEW_SCORES=0, PART_BYTES=1):
+        many = run(tensors, r, "fused", mask)
+    for name, x in few.items():
+        torch.testing.assert_close(x, many[name], rtol=1e-4, atol=1e-5)
+
+
+def test_few_scores_of_one_hot_weights() -> None:
+    """Where the gradients of columns lose too much, D gives them here too."""
+    tensors, r = windows({}, b=1)
+    for name, factor in {"q": 30, "k": 30, "M": 1e-9, "g": 1e-4}.items():
+        tensors[name] *= factor
+    r.r.mul_(1e3)
+    with patch.object(fused, "backward_from_d", wraps=fused.backward_from_d) as spy:
+        found = run(tensors, r, "fused", None)
+    assert spy.call_count == 1
+    with patch.object(fused, "separable", return_value=None):
+        want = run(tensors, r, "fused", None)
+    for name in LEARNED:
+        torch.testing.assert_close(found[name], want[name], rtol=1e-6, atol=1e-6 * want[name].abs().max())
+
+
+def test_few_scores_of_many_keys_are_parted() -> None:
+    q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 900, 8)
+    r, keys = (Positions.of(torch.rand(1, n, 2)) for n in (1, 900))
+    with patch.object(fused._Few, "apply", side_effect=AssertionError("widened all keys")):
+        attend(q, k, k, [Quadratic(-torch.eye(2).expand(1, 2, 1, 2, 2), None, r, keys)], kernel="fused")
+
+
+def test_second_derivatives_of_few_scores_are_refused() -> None:
+    tensors, r = windows({})
+    q = tensors["q"].requires_grad_()
+    out = attend(q, tensors["k"], tensors["v"], [Quadratic(tensors["M"], tensors["g"], r)], scale=0.3, kernel="fused")
+    assert isinstance(out, Tensor)
+    (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        first.sum().backward()
