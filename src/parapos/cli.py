@@ -160,7 +160,7 @@ def _bench_model(args: argparse.Namespace) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("parapos bench model: --device cuda: torch finds no CUDA device here")
     torch.set_num_threads(args.threads)
-    names = ("model", "encodings", "parabolas", "sizes", "batch", "dtype", "device", "seconds", "rounds")
+    names = ("model", "encodings", "parabolas", "direct", "sizes", "batch", "dtype", "device", "seconds", "rounds")
     results = bench_model.run(**{name: getattr(args, name) for name in names})
     told = bench_model_view.markdown(results)
     print(told)
@@ -268,6 +268,7 @@ def parser() -> argparse.ArgumentParser:
         default=",".join(map(str, bench_model.PARABOLAS)),
         help="one row of pape for each",
     )
+    bench.add_argument("--direct", action="store_true", help="a row for pape's direct form too")
     bench.add_argument(
         "--sizes",
         type=several(image_size),

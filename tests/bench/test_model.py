@@ -38,6 +38,15 @@ def test_rows_are_the_papers_and_none():
     assert [str(row) for row in bench.make_rows(["pape", "none", "rope"], [3])] == ["none", "pape m=3", "rope"]
 
 
+def test_the_direct_form_is_a_row_of_its_own():
+    _, many, direct = bench.make_rows(["pape"], [50], direct=True)
+    assert str(direct) == "pape direct"
+    assert bench.analytic(direct, "vit_base_patch16", 224) is None
+    held = [bench.parameters(row, "vit_base_patch16")["positional"] for row in (many, direct)]
+    assert held[1] < 0.06 * held[0]
+    assert {m.form for m in bench.build(direct, NANO).modules() if hasattr(m, "form")} == {"direct"}
+
+
 def test_parameters_are_the_papers():
     base = bench.parameters(bench.Row("none"), "vit_base_patch16")
     assert base == {"parameters": 86_417_896, "positional": 0}

@@ -63,9 +63,11 @@ PROTOCOL = {
 class Row:
     encoding: str
     parabolas: int | None = None  # of PaPE
+    form: str | None = None  # of PaPE, if it is not that of parabolas
 
     def __str__(self) -> str:
-        return self.encoding if self.parabolas is None else f"{self.encoding} m={self.parabolas}"
+        form = "" if self.form is None else f" {self.form}"
+        return f"{self.encoding}{form}" if self.parabolas is None else f"{self.encoding} m={self.parabolas}"
 
 
 @dataclass(frozen=True)
@@ -90,16 +92,18 @@ def paper() -> dict[str, Any]:
     return {"model": found["model"], "size": found["size"], "rows": rows}
 
 
-def make_rows(encodings: Sequence[str], parabolas: Sequence[int]) -> list[Row]:
-    """`none` first, then the encodings in the order given; PaPE once per m."""
+def make_rows(encodings: Sequence[str], parabolas: Sequence[int], direct: bool = False) -> list[Row]:
+    """`none` first, then the encodings in the order given; PaPE once per m, and in its direct form if asked for."""
     rows = [Row(BASE)]
     for name in encodings:
         rows += [Row(name, m) for m in parabolas] if name == "pape" else [Row(name)]
+    rows += [Row("pape", form="direct")] if direct else []
     return list(dict.fromkeys(rows))
 
 
 def build(row: Row, model: str, **size: Any) -> nn.Module:
     options = size if row.parabolas is None else {"parabolas": row.parabolas, **size}
+    options |= {} if row.form is None else {"form": row.form}
     net = create_model(model, encoding=row.encoding, **options)
     if isinstance(head := getattr(net, "classifier", None), nn.Linear):
         nn.init.normal_(head.weight, std=0.02)  # zeros would make all other gradients zero
@@ -222,7 +226,7 @@ def count(row: Row, model: str, size: int, device: str) -> dict[str, float | Non
 
 def analytic(row: Row, model: str, size: int) -> dict[str, float] | None:
     """GFLOP by mode as `flops.py` has them: for the paper's model and size alone."""
-    if (model, size) != (paper()["model"], paper()["size"]):
+    if (model, size) != (paper()["model"], paper()["size"]) or row.form is not None:
         return None
     parabolas = {} if row.parabolas is None else {"parabolas": row.parabolas}
     return {mode: gflops(row.encoding, training=mode == "training", **parabolas) for mode in MODES}
@@ -271,13 +275,14 @@ def run(
     device: str = "cpu",
     seconds: float = SECONDS,
     rounds: int = ROUNDS,
+    direct: bool = False,
 ) -> dict[str, Any]:
     """Count and measure everything; timings take about `seconds` for all sizes together. Progress goes to stderr.
 
     sizes: pixels of an image's side; None for the usual one of the model."""
     sizes = [job_of(REGISTRY[model][0]).size] if sizes is None else sizes
     rows, missing, held = [], {}, {}
-    for row in make_rows(encodings, parabolas):
+    for row in make_rows(encodings, parabolas, direct):
         try:
             held[row] = parameters(row, model)
             rows.append(row)
