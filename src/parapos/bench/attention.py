@@ -25,6 +25,7 @@ from torch import Tensor
 from .. import text
 from ..attention import Quadratic, attend
 from ..encodings import published
+from ..malloc import keep_memory
 from ..positions import Positions, grid_positions
 from . import measure
 
@@ -35,6 +36,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MODES = ("forward", "forward+backward")
 PLAIN = "plain SDPA"
 EVERYWHERE = "parapos, looking everywhere"
+WIDER = "plain SDPA, heads of 72"  # the width that PaPE's columns take, and nothing else of it
 ROUNDS = (3, 40)  # least and most per setting
 SECONDS = 300.0
 WARM_UP_GRID = 4
@@ -76,6 +78,7 @@ def _widened(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor) -> Ten
 
 CASES: dict[str, Callable[..., Tensor]] = {
     PLAIN: _plain,
+    WIDER: _plain,
     "parapos": _parapos,
     EVERYWHERE: _parapos,
     "paper form": _paper,
@@ -103,7 +106,8 @@ class Setting:
 def prepare(case: str, setting: Setting, device: str) -> Callable[[], object]:
     """Make the inputs of a case and return its call, which gives the output or all gradients."""
     dtype, n = DTYPES[setting.dtype], setting.tokens
-    q, k, v = torch.randn(1, n, 3, HEADS, HEAD_DIM, dtype=dtype, device=device).permute(2, 0, 3, 1, 4).unbind()
+    size = HEAD_DIM + (8 if case == WIDER else 0)
+    q, k, v = torch.randn(1, n, 3, HEADS, size, dtype=dtype, device=device).permute(2, 0, 3, 1, 4).unbind()
     r = Positions.of(grid_positions(setting.grid, setting.grid, cls=True, device=device))
     learned: list[Tensor] = []
     fixed: list[Tensor] = []
@@ -112,7 +116,7 @@ def prepare(case: str, setting: Setting, device: str) -> Callable[[], object]:
         a, b = (torch.randn(shape, dtype=dtype, device=device).mul_(3**-0.5) for _ in range(2))
         learned = [F.softplus(a), b]
         fixed = [torch.empty(HEADS, PARABOLAS, POS_DIM, dtype=dtype, device=device).uniform_(-(2**-0.5), 2**-0.5)]
-    elif case != PLAIN:
+    elif case not in (PLAIN, WIDER):
         # About the law that PaPE's M and g have at the start. PaPE gives them in float32, whatever q is.
         kind: dict[str, Any] = {"dtype": torch.float32 if case.startswith("parapos") else dtype, "device": device}
         noise = torch.randn(1, HEADS, n, POS_DIM, POS_DIM, **kind)
@@ -170,6 +174,7 @@ def run(*, device: str = "cpu", seconds: float = SECONDS, quick: bool = False) -
             memory.append({"case": case, **asdict(setting), "tokens": setting.tokens, "bytes": peak, "ratio": ratio})
         if plain is not None:
             survivors[setting] = [case for case in CASES if peaks[case] is not None]
+    kept = keep_memory()  # as `parapos train` and `parapos bench model` do
     for setting, share in measure.shares(list(survivors), seconds):
         times = measure_time(survivors[setting], setting, device, share, rounds)
         measure.progress(f"time: {setting}: {len(times[PLAIN])} rounds")
@@ -178,6 +183,8 @@ def run(*, device: str = "cpu", seconds: float = SECONDS, quick: bool = False) -
             timing.append({**what, **measure.spread(values, times[PLAIN])})
     return {
         **measure.machine(device, quick=quick),
+        "commit": measure.commit(),
+        "kept_memory": kept,
         "heads": HEADS,
         "head_dim": HEAD_DIM,
         "time": timing,
@@ -212,6 +219,7 @@ def markdown(results: dict[str, Any]) -> str:
         *measure.warning(results),
         f"Attention of {HEADS} heads of {HEAD_DIM} on {measure.where(results)}.",
         f"Time: median ratio to {PLAIN} (quartiles; rounds). Memory: ratio of the peaks of one call, inputs included.",
+        f"Freed memory is {'kept' if results['kept_memory'] else 'given back'}. Commit {results['commit']}.",
     ]
     header = ["case", "dtype", *(f"time, N = {n}" for n in sizes), *(f"memory, N = {n}" for n in sizes)]
     header += ["memory ~ N^", "N^, largest two"]
@@ -243,7 +251,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
     pyplot = plots.load_pyplot()
     from matplotlib.lines import Line2D
 
-    colours = dict(zip(CASES, ("#000000", "#0072B2", "#56B4E9", "#E69F00", "#CC79A7", "#009E73"), strict=True))
+    colours = dict(
+        zip(CASES, ("#000000", "#999999", "#0072B2", "#56B4E9", "#E69F00", "#CC79A7", "#009E73"), strict=True)
+    )
     styles: dict[str, Any] = dict(zip(DTYPES, ("-", "--"), strict=True))
     sizes = sorted({x["tokens"] for x in results["memory"]})
     figure, axes = pyplot.subplots(len(MODES), 2, figsize=(10, 7.5), layout="constrained", sharex=True, squeeze=False)
