@@ -160,3 +160,13 @@ def test_second_derivatives_of_few_scores_are_refused() -> None:
     (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         first.sum().backward()
+
+
+def test_gradients_of_few_scores_inside_of_autocast() -> None:
+    """Positional arithmetic stays in float32 if the backward pass runs under autocast."""
+    tensors, r = windows({})
+    want = run(tensors, r, "fused", None)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run(tensors, r, "fused", None)
+    for name, x in found.items():
+        torch.testing.assert_close(x, want[name], rtol=1e-5, atol=1e-6)

@@ -253,7 +253,8 @@ class _Few(torch.autograd.Function):
         scale, made = ctx.numbers[0], ctx.numbers[-1]
         (dy,) = _widen(ALL, (dout, None), width=y.shape[-1])
         grads = FLASH_BACKWARD(dy, *wide, y, lse, 0.0, False, attn_mask=bias, scale=scale)
-        dc = project(grads[0][..., q.shape[-1] :], made[0], c)
+        with no_autocast(q.device):
+            dc = project(grads[0][..., q.shape[-1] :], made[0], c)
         grads = [*(x[..., :size] for x, size in zip(grads, ctx.sizes[:3], strict=True)), dc]
         if torch.is_grad_enabled() or not _are_good(dc, dout, v, made[2], scale).all():
             q = q.detach().requires_grad_(torch.is_grad_enabled())  # so that a second derivative is refused
