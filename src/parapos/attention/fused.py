@@ -134,10 +134,10 @@ def _forward(
         tensors = pick(chosen, q, k, v, mask)
         y, z = (out, lse) if chosen is None else _outputs(tensors[0], v, made)
         if good[0] if chosen is None else chosen is good:
-            _columns_forward(y, z, *tensors, scale, *pick(chosen, coefficients[0], *made[:2]))
+            _columns_forward(y, z, *[*tensors, scale, *pick(chosen, coefficients[0], *made[:2])])
         else:
             scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
-            forward_from_d(y, *tensors, scale, scores.pick(chosen))
+            forward_from_d(y, *[*tensors, scale, scores.pick(chosen)])
         if chosen is not None:
             out[chosen], lse[chosen] = y, z
     return out, lse
@@ -165,7 +165,7 @@ def _backward(
         if good.any():
             chosen = None if good.all() else good
             given = pick(chosen, dout, q, k, v, out, lse, mask, coefficients[0], *made)
-            grads, kept = _columns_backward(*given[:7], scale, *given[7:])
+            grads, kept = _columns_backward(*[*given[:7], scale, *given[7:]])
             if chosen is not None:
                 room = [*(empty_heads(x) for x in (q, k, v)), torch.zeros_like(coefficients[0])]
                 grads = _placed(grads, room, chosen)
@@ -174,7 +174,7 @@ def _backward(
         if not good.all():
             chosen = ~good if good.any() else None
             scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases).pick(chosen)
-            found = backward_from_d(*pick(chosen, dout, q, k, v, mask), scale, scores, wanted)
+            found = backward_from_d(*[*pick(chosen, dout, q, k, v, mask), scale, scores, wanted])
             grads = found if chosen is None else _placed(found, grads, chosen)
     learned = zip(grads[3:], [*coefficients, *tables], wanted, strict=True)
     return [*grads[:3], *(x.to(y.dtype).contiguous() if want else y.new_empty(0) for x, y, want in learned)]
