@@ -85,8 +85,10 @@ def taylor(x: Tensor, e: Sequence[int], f: Sequence[int]) -> Tensor:
 def contract(coefficients: Tensor, basis: Tensor) -> Tensor:
     """Sums coefficients (B or 1, H, n or 1, f) times functions (B or 1, n, f, N) to (B, H, n, N)."""
     b, h, n, f = coefficients.shape
-    rows = h if len(basis) > 1 else b * h  # of each of n matrix products, which have a start-up cost
-    if (n == 1 and basis.shape[1] != 1) or (rows <= 4 and f <= basis.shape[-1] <= 16):
+    few = False  # rows of each of n matrix products, which have a start-up cost; a compiler would guard the numbers
+    if not torch.compiler.is_compiling():
+        few = (h if len(basis) > 1 else b * h) <= 4 and f <= basis.shape[-1] <= 16
+    if few or (n == 1 and basis.shape[1] != 1):
         total = coefficients[..., :1] * basis[:, None, :, 0]
         for i in range(1, f):
             total = torch.addcmul(total, coefficients[..., i : i + 1], basis[:, None, :, i])
