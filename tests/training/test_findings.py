@@ -77,7 +77,7 @@ def test_one_process_at_a_time_trains_in_a_folder(environment, tmp_path, capsys)
     command = [sys.executable, "-m", "parapos.cli", *SMOKE, str(folder), *long]
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
         try:
-            until = time.monotonic() + 120
+            until = time.monotonic() + 600
             while not checkpoint.steps(folder / "checkpoints") and time.monotonic() < until:
                 time.sleep(0.02)
             assert cli.main([*SMOKE, str(folder), *long]) == 2
@@ -108,13 +108,13 @@ def test_a_killed_worker_is_told_in_one_line(environment, tmp_path):
     command += ["--optim.epochs", "4000"]
     pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen(command, env=environment, **pipes) as process:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while not checkpoint.steps(folder / "checkpoints") and time.monotonic() < until:
             time.sleep(0.02)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         workers = [pid for pid in children if b"parapos" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(int(workers[0]), signal.SIGKILL)
-        told = process.communicate(timeout=120)[1]
+        told = process.communicate(timeout=600)[1]
     assert process.returncode == 2, told
     assert "Traceback" not in told
     last = told.splitlines()[-1]

@@ -105,12 +105,12 @@ def signalled(environment, tmp_path):
         pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
             try:
-                until = time.monotonic() + 120
+                until = time.monotonic() + 600
                 while not checkpoint.steps(folder / "checkpoints") and process.poll() is None:
                     assert time.monotonic() < until
                     time.sleep(0.01)
                 send(process.pid)
-                told = process.communicate(timeout=120)[1]
+                told = process.communicate(timeout=600)[1]
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -144,6 +144,6 @@ def test_one_that_dies_takes_the_other_along(signalled, parapos, tmp_path):
 def test_a_loss_that_is_not_finite_stops_both(environment, tmp_path):
     words = ["train", "digits_smoke", "--out", str(tmp_path / "run"), *CHANGES, *DEVICES, "--run.save_every", "1"]
     command = [sys.executable, "-m", "parapos.cli", *words, "--optim.lr", "1e200", "--optim.clip", "0"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 1, done.stderr
     assert "last good checkpoint" in done.stderr

@@ -93,7 +93,7 @@ def test_killed_from_outside(environment, straight, tmp_path):
     command = [sys.executable, "-m", "parapos.cli", *SMOKE, str(folder), "--data.workers", "1"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
         path = folder / "checkpoints" / "step-000000002.ckpt"
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while not path.exists() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
         process.kill()
@@ -145,11 +145,11 @@ def test_sigterm_to_all_processes_saves_and_leaves(environment, tmp_path):
     pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
         first = checkpoint.step_path(folder / "checkpoints", 2)
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while not first.exists() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGTERM)
-        told = process.communicate(timeout=120)[1]
+        told = process.communicate(timeout=600)[1]
     assert process.returncode == 143, told
     last = told.splitlines()[-1]
     saved, damaged = checkpoint.latest(folder / "checkpoints")
