@@ -34,6 +34,13 @@ def test_the_recipe_is_the_papers():
     assert sum(p.numel() for p in model.parameters()) == 12_644_447
 
 
+def test_data_and_model_have_one_range():
+    near = {"data.options.point_range": "[-21.6, -21.6, -5.0, 21.6, 21.6, 3.0]"}
+    with pytest.raises(recipe.RecipeError, match=r"data\.options\.point_range: expected the model's point_range \(-54"):
+        recipe.load("nuscenes", near)
+    assert recipe.load("nuscenes_smoke", near).model.name == "unitr_nano"
+
+
 def test_the_schedule_is_the_originals():
     at = make_schedule(recipe.load("nuscenes").optim, 1001)
     rates = [at(step)["lr"] for step in (1, 201, 401, 701, 1001)]

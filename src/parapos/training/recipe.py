@@ -323,8 +323,11 @@ def _check_patches(data: Data, source: Source, model: torch.nn.Module) -> None:
     options = {key: data.options.get(key, parameter.default) for key, parameter in source.options.items()}
     if "patch" in options and options["patch"] != patch:
         raise Bad("data.options.patch", f"expected the model's patch size {patch}, got {options['patch']}")
-    if "grid_size" in options and options["grid_size"] != (side := getattr(model, "grid_size", options["grid_size"])):
-        raise Bad("data.options.grid_size", f"expected the model's grid_size {side}, got {options['grid_size']}")
+    for key in ("grid_size", "point_range"):
+        built = getattr(model, key, None)
+        given = tuple(options[key]) if isinstance(options.get(key), list) else options.get(key)
+        if None not in (given, built) and given != built:
+            raise Bad(f"data.options.{key}", f"expected the model's {key} {built}, got {given}")
     for key, value in source.model_options.items():
         if (got := getattr(model, key)) != value:
             raise Bad(f"model.options.{key}", f"expected {value}, which dataset {data.name} is made for, got {got}")

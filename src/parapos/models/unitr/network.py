@@ -94,6 +94,7 @@ class UniTR(nn.Module):
             small = ("pedestrian", "traffic_cone")
             small_classes = [i for i, name in enumerate(CLASSES) if name in small and num_classes == len(CLASSES)]
         self.grid, self.patch, self.num_classes = BevGrid.of(point_range, pillar), patch, num_classes
+        self.point_range = tuple(float(x) for x in point_range)
         low, high = lift_range
         self.sets = SetOptions(
             window=window, shift=shift, set_size=set_size, heights=lift_heights, z_low=low, z_high=high,
