@@ -17,7 +17,8 @@ from parapos.data.nuscenes_classes import CAMERAS, CATEGORIES, CLASSES, IGNORED,
 from parapos.data.nuscenes_frames import Camera, first_view, seen
 from parapos.data.nuscenes_sensors import read_camera, read_sweep, sweep_points
 from parapos.data.nuscenes_tree import COLOURS, write_tiny
-from parapos.data.pasting import choose, overlaps, paste_pictures, paste_points
+from parapos.data.pasting import choose, overlaps, paste_pictures, paste_points, rectangle_overlaps
+from parapos.data.readers.nuscenes_tables import Tables
 from parapos.data.sampling import Key
 from parapos.models.unitr import CLASSES as MODEL_CLASSES
 
@@ -96,6 +97,22 @@ def test_box_centres_are_in_the_drawn_rectangles():
                 assert np.abs(pixels[int(y), int(x)] - COLOURS[name]).max() < 40, (frame.token, number)
                 checked += 1
     assert checked > 15
+
+
+def test_cameras_are_where_they_were_at_their_own_time():
+    """Through the tables once more: from global corners to the pixels of a camera that moved on since the LiDAR."""
+    tables = Tables(tree() / "v1.0-mini")
+    frame = driving("val").frames[1]
+    for number, camera in enumerate(frame.cameras):
+        row = tables["sample_data"][camera.token]
+        mount = tables["calibrated_sensor"][row["calibrated_sensor_token"]]
+        camera2global = rigid.pose(tables["ego_pose"][row["ego_pose_token"]]) @ rigid.pose(mount)
+        for one in frame.objects[frame.objects["view"] == number]:
+            local = rigid.apply(rigid.inverse(camera2global), one["translation"][None])[0]
+            x, y, depth = np.array(mount["camera_intrinsic"]) @ local
+            h = camera.lidar2image @ [*one["box"][:3], 1]
+            assert h[2] == pytest.approx(depth, abs=1e-6)
+            assert h[:2] / h[2] == pytest.approx([x / depth, y / depth], abs=1e-4)
 
 
 def test_lidar_and_global_boxes_agree():
@@ -269,6 +286,24 @@ def test_pasted_objects_fit_and_bring_their_points():
         assert len(inside) <= len(expected) + 1  # at the border of a float
 
 
+def test_what_would_cover_something_in_an_image_is_not_pasted():
+    a = np.array([[0.0, 0, 0, 10, 10], [1, 0, 0, 10, 10], [-1, 0, 0, 10, 10]])
+    b = np.array([[0.0, 0, 5, 10, 15], [1, 0, 0, 10, 10], [-1, 0, 0, 10, 10]])
+    expected = [[50 / 150, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert np.allclose(rectangle_overlaps(a, b), expected)
+    data = driving("train")
+    database = data.database
+    number = int(np.flatnonzero((database.objects["label"] == 0) & (database.objects["view"] >= 0))[0])
+    database.by_class = [np.array([number] if label == 0 else [], np.int64) for label in range(10)]
+    settings = Augment(**STILL, paste=(2, *[0] * 9))
+    rng = np.random.default_rng(0)
+    other = np.repeat(database.objects[number : number + 1], 1)
+    other["label"], other["box"] = 1, other["box"] + [50, 50, 0, 0, 0, 0, 0, 0, 0]
+    assert choose(other, database, settings, rng).tolist() == []
+    other["view"] = (other["view"] + 1) % 6
+    assert choose(other, database, settings, rng).tolist() == [number]
+
+
 def test_pictures_are_blended_from_far_to_near():
     data = driving("train")
     database, frame = data.database, data.frames[0]
@@ -404,6 +439,16 @@ def test_what_is_not_prepared_or_damaged_is_told(copy, tmp_path):
     (folder / "objects.npy").write_bytes(b"no array")
     with pytest.raises(FormatError, match=r"objects\.npy: expected"):
         driving("val", copy)
+
+
+def test_check_reads_every_file(copy):
+    frame = driving("val", copy).frames[2]
+    older = next(sweep for sweep in frame.sweeps if sweep.file.startswith("sweeps/"))
+    (copy / older.file).write_bytes(b"cut")
+    Image.new("RGB", (10, 10)).save(copy / frame.cameras[3].file)
+    problems = preparations.check(nuscenes_prepare, preparations.Job(copy, complete=False)).problems
+    assert any(older.token in problem and older.file in problem for problem in problems)
+    assert any(frame.cameras[3].token in problem for problem in problems)
 
 
 def test_a_missing_sensor_file_is_a_problem(copy):

@@ -21,7 +21,7 @@ import numpy as np
 
 from . import FormatError, rigid
 from .nuscenes_classes import CAMERAS, LIDAR, SAMPLES, VERSIONS, scenes
-from .nuscenes_frames import OBJECT, SWEEPS, Frame, scene_frames
+from .nuscenes_frames import OBJECT, SWEEPS, Camera, Frame, scene_frames
 from .nuscenes_sensors import read_camera, read_sweep, sweep_points
 from .nuscenes_tree import write_tiny as synthetic  # noqa: F401 (for `parapos prepare`)
 from .pasting import Database, pixels
@@ -113,21 +113,23 @@ def _files(tables: Tables, samples: list[str]) -> list[tuple[str, str, str]]:
 
 
 def _read_all(tables: Tables, root: Path, job: Job, result: Check) -> None:
+    """Reads every sweep and image once, and notes what is wrong with them."""
     frames = [frame for row in tables["scene"].values() for frame in scene_frames(tables, row["token"])]
-    points = 0
+    points, known = 0, set()
     for number in job.progress(range(len(frames)), "keyframes"):
-        frame, read = frames[number], []
-        if (root / frame.sweeps[0].file).is_file():
-            read.append(lambda frame=frame: len(read_sweep(root, frame.sweeps[0].file, frame.sweeps[0].token)))
-        for camera in frame.cameras:
-            if camera is not None and (root / camera.file).is_file():
-                read.append(lambda camera=camera: bool(read_camera(root, camera)) and 0)
-        for one in read:
+        frame = frames[number]
+        for one in (*frame.sweeps, *filter(None, frame.cameras)):
+            if one.token in known or not (root / one.file).is_file():
+                continue
+            known.add(one.token)
             try:
-                points += one()
+                if isinstance(one, Camera):
+                    read_camera(root, one)
+                else:
+                    points += len(read_sweep(root, one.file, one.token))
             except FormatError as error:
                 result.problems.append(str(error))
-    result.count("LiDAR points of keyframes", points)
+    result.count("LiDAR points", points)
 
 
 def make(item: Item, options: Mapping[str, Any]) -> Output:
