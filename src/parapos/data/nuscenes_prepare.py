@@ -21,7 +21,7 @@ import numpy as np
 
 from . import FormatError, rigid
 from .nuscenes_classes import CAMERAS, LIDAR, SAMPLES, VERSIONS, scenes
-from .nuscenes_frames import OBJECT, SWEEPS, Camera, Frame, scene_frames
+from .nuscenes_frames import OBJECT, SWEEPS, Camera, Frame, Sweep, scene_frames
 from .nuscenes_sensors import read_camera, read_sweep, sweep_points
 from .nuscenes_tree import write_tiny as synthetic  # noqa: F401 (for `parapos prepare`)
 from .pasting import Database, pixels
@@ -115,10 +115,11 @@ def _files(tables: Tables, samples: list[str]) -> list[tuple[str, str, str]]:
 def _read_all(tables: Tables, root: Path, job: Job, result: Check) -> None:
     """Reads every sweep and image once, and notes what is wrong with them."""
     frames = [frame for row in tables["scene"].values() for frame in scene_frames(tables, row["token"])]
-    points, known = 0, set()
+    points, known = 0, set[str]()
     for number in job.progress(range(len(frames)), "keyframes"):
         frame = frames[number]
-        for one in (*frame.sweeps, *filter(None, frame.cameras)):
+        files: list[Sweep | Camera] = [*frame.sweeps, *filter(None, frame.cameras)]
+        for one in files:
             if one.token in known or not (root / one.file).is_file():
                 continue
             known.add(one.token)
