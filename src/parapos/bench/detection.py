@@ -31,7 +31,7 @@ OURS, THEIRS = "parapos", "pycocotools"
 PROTOCOL = {
     "assignment": "both branches and the decoding of their boxes, over a step of forward, loss, backward and AdamW",
     "evaluation": "from a list of detections, as the server takes it, to the twelve figures, indexing included",
-    "time": "cases in turn; median and quartiles of the per-round ratios",
+    "time": "of the processor, cases in turn; median and quartiles of the per-round ratios",
 }
 
 
@@ -69,10 +69,10 @@ def run(
 
 
 def _clock(what: str) -> Callable[[Callable[[], object]], float]:
-    """Seconds of a call, which are also told: a round may take a minute."""
+    """Seconds of the processor for a call, which are also told: a round may take a minute."""
 
     def clock(call: Callable[[], object]) -> float:
-        seconds = measure.timed(call, "cpu")
+        seconds = measure.processor_time(call)
         measure.progress(f"{what}: {call.__name__} took {seconds:.3g} s")
         return seconds
 

@@ -8,7 +8,6 @@ time of the processor, not of the clock, so other work on the machine disturbs i
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -75,13 +74,6 @@ def calls(stream: Stream) -> dict[str, tuple[Call, int]]:
     }
 
 
-def timed(call: Callable[[], object]) -> float:
-    """Seconds of the processor that a call takes."""
-    before = time.process_time()
-    call()
-    return time.process_time() - before
-
-
 def run(*, seconds: float = SECONDS, events: int = EVENTS, quick: bool = False) -> dict[str, Any]:
     """Measure every stream for its share of `seconds`, at least three rounds. quick: few events, three rounds."""
     events = min(events, PYTHON_EVENTS) if quick else events
@@ -91,7 +83,9 @@ def run(*, seconds: float = SECONDS, events: int = EVENTS, quick: bool = False) 
         cases = calls(stream)
         tokens = {name: len(call()) for name, (call, _) in cases.items()}  # also compiles
         bounds = (ROUNDS[0], ROUNDS[0]) if quick else ROUNDS
-        times = measure.in_turn({name: call for name, (call, _) in cases.items()}, timed, share, bounds)
+        times = measure.in_turn(
+            {name: call for name, (call, _) in cases.items()}, measure.processor_time, share, bounds
+        )
         measure.progress(f"{stream.kind}, {stream.sensor}: {len(times[NUMBA])} rounds")
         for name, (_, count) in cases.items():
             rates = [count / x for x in times[name]]
