@@ -142,7 +142,8 @@ def environment():
 @pytest.fixture(scope="session")
 def forked(environment):
     """forked("train", ..., log=path, **death): runs a command in a process that dies as zygote.py says; gives its exit
-    code and what it said. Processes are forked from one that stays, so imports are paid for once."""
+    code and what it said. Processes are forked from one that stays, so imports are paid for once. With processes=2 the
+    code is a list."""
     script = Path(__file__).with_name("zygote.py")
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     with subprocess.Popen([sys.executable, "-P", str(script)], **pipes) as process:
@@ -152,8 +153,8 @@ def forked(environment):
             start = log.stat().st_size if log.exists() else 0
             process.stdin.write(json.dumps({"argv": [str(a) for a in argv], "log": str(log), **death}) + "\n")
             process.stdin.flush()
-            code = int(process.stdout.readline())
-            return code, log.read_text()[start:] if log.exists() else ""
+            codes = json.loads(process.stdout.readline())
+            return codes if len(codes) > 1 else codes[0], log.read_text()[start:] if log.exists() else ""
 
         yield run
         process.stdin.close()

@@ -4,7 +4,8 @@ Reads a command per line as JSON: argv, log (a file for stdout and stderr), and 
   kill_after  seconds until SIGKILL comes from outside
   kill_in     "step", "write", "fsync", "replace" or "append": the process kills itself in the n-th call of it
   term_in     "part" or "validation": the process sends itself SIGTERM in the n-th call of it
-with n in `nth`. Answers with the exit code, negative for a signal.
+with n in `nth`. processes: how many run the command together, with the variables that torchrun sets; only that of
+number `rank` dies. Answers with the exit code of each, negative for a signal.
 """
 
 import builtins
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -80,11 +82,17 @@ def arrange(order):
         owner.open = lambda *args, **options: half(builtins.open(*args, **options), nth)  # noqa: SIM115
 
 
-def child(order):
+def child(order, rank, port):
+    count = order.get("processes", 1)
+    if count > 1:
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
+        places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "tests"}
+        os.environ.update({name: str(value) for name, value in places.items()})
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    arrange(order)
+    if rank == order.get("rank", 0):
+        arrange(order)
     try:
         code = cli.main(order["argv"])
     except SystemExit as stop:
@@ -104,15 +112,20 @@ def main():
     print("ready", flush=True)
     for line in sys.stdin:
         order = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            child(order)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        children = []
+        for rank in range(order.get("processes", 1)):
+            children.append(os.fork())
+            if children[-1] == 0:
+                child(order, rank, port)
         if "kill_after" in order:
             time.sleep(order["kill_after"])
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+                os.kill(children[0], signal.SIGKILL)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+        print(json.dumps(codes), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,7 @@ processes, other sizes, files for servers, tables. Every step is a command; what
 
 import csv
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -38,14 +35,6 @@ def subject(request, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / name
     parapos(*train, "--out", folder)
     return name, train, folder
-
-
-def run_apart(*argv):
-    """A command in a process of its own, which may start more of them."""
-    command = [sys.executable, "-m", "parapos", *map(str, argv)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
 
 
 def test_checked(data, capsys):
@@ -101,14 +90,14 @@ def test_killed_and_gone_on_with(subject, forked, tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_two_processes_equal_one(subject, tmp_path):
+def test_two_processes_equal_one(subject, forked, tmp_path):
     """The same parts, shared out: weights, running statistics and the metrics of both processes agree."""
     _, train, _ = subject
     halves = ["--optim.part", "2", "--optim.batch", "4"]
     one, two = tmp_path / "one", tmp_path / "two"
-    devices = ("--run.devices", "2", "--run.accelerator", "cpu", "--run.strategy", "ddp")
     parapos(*train, *halves, "--out", one)
-    run_apart(*train, *halves, *devices, "--out", two)
+    codes, told = forked(*train, *halves, "--out", two, log=tmp_path / "log", processes=2)
+    assert codes == [0, 0], told
     histories = [rows(folder / "metrics.csv") for folder in (one, two)]
     assert len(histories[0]) == len(histories[1])
     for want, found in zip(*histories, strict=True):
@@ -121,7 +110,7 @@ def test_two_processes_equal_one(subject, tmp_path):
             assert (second[key] - want).norm() <= 1e-4 * want.norm() + 1e-6, key
     (two / "weights.safetensors").write_bytes((one / "weights.safetensors").read_bytes())
     parapos("eval", one)
-    run_apart("eval", two)  # by two processes, as its recipe says
+    assert forked("eval", two, log=tmp_path / "log", processes=2)[0] == [0, 0]
     (want,), (found,) = (rows(folder / "evaluations.csv") for folder in (one, two))
     assert want == found
 

@@ -4,8 +4,6 @@ two processes, judge, export. Every step is a command; only what is killed needs
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -73,13 +71,12 @@ def test_killed_and_resumed_to_the_bit(subject, forked, tmp_path, capsys):
         assert (folder / name).read_bytes() == (trained / name).read_bytes(), name
 
 
-def test_two_processes_equal_one(data, tmp_path):
+def test_two_processes_equal_one(data, forked, tmp_path):
     """Parts of one scene each, so that two processes see what one sees, batch norms included."""
     words = [*train_words("scannet", data), "--optim.part", "1", "--optim.epochs", "1", "--run.precision", "64-true"]
     parapos(*words, "--out", tmp_path / "one")
-    devices = ["--run.devices", "2", "--run.accelerator", "cpu", "--run.strategy", "ddp"]
-    command = [sys.executable, "-m", "parapos", *words, *devices, "--out", str(tmp_path / "two")]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    codes, told = forked(*words, "--out", tmp_path / "two", log=tmp_path / "log", processes=2)
+    assert codes == [0, 0], told
     one, two = (checkpoint.load(checkpoint.step_path(tmp_path / name / "checkpoints", 3)) for name in ("one", "two"))
     norms = 0
     for name, want in one["state_dict"].items():

@@ -67,7 +67,7 @@ def test_two_processes_equal_one(launcher, one, start, tmp_path):
                 assert found[name] == value, name
 
 
-def test_two_processes_evaluate_every_sample_once(straight, parapos, start, tmp_path):
+def test_two_processes_evaluate_every_sample_once(straight, parapos, tmp_path):
     """353 images in 7 batches: the last one is not full, and one process has nothing to do at the end."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -75,8 +75,9 @@ def test_two_processes_evaluate_every_sample_once(straight, parapos, start, tmp_
             (tmp_path / name / file).write_bytes((straight / file).read_bytes())
     code, told = parapos("eval", tmp_path / "one", "--batch", "51", log=tmp_path / "log")
     assert code == 0, told
-    out = start(TORCHRUN, "eval", tmp_path / "two", "--batch", "51")
-    assert out.count("| digits ") == 1
+    codes, told = parapos("eval", tmp_path / "two", "--batch", "51", log=tmp_path / "both", processes=2)
+    assert codes == [0, 0], told
+    assert told.count("| digits ") == 1
     (want,), (found,) = (list(csv.DictReader((tmp_path / f / "evaluations.csv").open())) for f in ("one", "two"))
     assert float(found.pop("loss")) == pytest.approx(float(want.pop("loss")), rel=1e-6)
     assert found == want
@@ -126,6 +127,19 @@ def test_sigterm_stops_both_after_a_checkpoint(send, signalled):
     saved, damaged = checkpoint.latest(folder / "checkpoints")
     assert f"stopped by SIGTERM; saved {saved}" in told
     assert not damaged
+
+
+def test_a_process_that_dies_takes_the_other_along(parapos, tmp_path):
+    """No process waits for ever, and the same command resumes."""
+    folder, log = tmp_path / "run", tmp_path / "log"
+    words = ("train", "digits_smoke", "--out", folder, *CHANGES, "--run.save_every", "1")
+    codes, told = parapos(*words, log=log, processes=2, rank=1, kill_in="step", nth=3)
+    assert codes[1] == -signal.SIGKILL, told
+    assert codes[0] not in (0, 143), told
+    assert max(checkpoint.steps(folder / "checkpoints")) in (1, 2)
+    codes, told = parapos(*words, log=log, processes=2)
+    assert codes == [0, 0], told
+    assert f"resuming {folder} at step" in told
 
 
 @pytest.mark.full

@@ -51,14 +51,12 @@ def test_killed_and_resumed_to_the_bit(one, parapos, tmp_path):
         assert (folder / name).read_bytes() == (one / name).read_bytes(), name
 
 
-def test_two_processes_equal_one(one, environment, tmp_path):
+def test_two_processes_equal_one(one, parapos, tmp_path):
     """The weight of a step is the number of boxes in all parts of all processes; 8 samples are left for the last."""
     two = tmp_path / "two"
-    places = ("--run.devices", "2", "--run.accelerator", "cpu", "--run.strategy", "ddp")
-    words = ["train", str(SQUARES), "--out", str(two), "--run.precision", "64-true", *places]
-    command = [sys.executable, "-m", "parapos.cli", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    words = ("train", SQUARES, "--out", two, "--run.precision", "64-true", "--run.strategy", "ddp")
+    codes, told = parapos(*words, log=tmp_path / "log", processes=2)
+    assert codes == [0, 0], told
     first, second = (checkpoint.load(folder / LAST) for folder in (one, two))
     for values in (lambda state: state["state_dict"], lambda state: state["parapos"]["average"]):
         for name, want in values(first).items():
