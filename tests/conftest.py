@@ -154,7 +154,7 @@ def forked(environment):
             process.stdin.write(json.dumps({"argv": [str(a) for a in argv], "log": str(log), **death}) + "\n")
             process.stdin.flush()
             codes = json.loads(process.stdout.readline())
-            return codes if len(codes) > 1 else codes[0], log.read_text()[start:] if log.exists() else ""
+            return codes if len(codes) > 1 else codes[0], log.read_bytes()[start:].decode() if log.exists() else ""
 
         yield run
         process.stdin.close()

@@ -20,6 +20,7 @@ import time
 import sklearn.datasets  # noqa: F401
 import torch.utils.tensorboard  # noqa: F401
 import torchvision.transforms.v2  # noqa: F401
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from parapos import cli
 from parapos.training import callbacks, checkpoint, command, module  # noqa: F401
@@ -88,6 +89,7 @@ def child(order, rank, port):
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
         places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "tests"}
         os.environ.update({name: str(value) for name, value in places.items()})
+        rank_zero_only.rank = rank  # was read from the variables when Lightning was imported
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
