@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parapos.encodings import ENCODINGS
-from parapos.experiments import demo
+from parapos.experiments import demo, render
 from parapos.experiments.tables_spec import paper
 from tools import blocks, figures
 
@@ -41,6 +41,10 @@ def test_sentences_on_the_demo():
             for kind in (column, f"{column} interpolated")
         ]
         assert gaps[1] < 0.7 * gaps[0]
+    assert "LookHere is ahead of PaPE in these models" in README
+    for group in render.groups(seeds.grid):
+        beyond = {name: statistics.fmean(seeds.beyond(name, group)) for name in demo.ENCODINGS}
+        assert max(beyond, key=lambda name: beyond[name]) == "lookhere"
     words = {4: "Four", 8: "Eight"}
     assert f"{words[seeds.seeds]} seeds, mean" in README
 

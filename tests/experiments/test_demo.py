@@ -76,10 +76,10 @@ def shifted(seeds, shift):
 
 def test_what_is_committed_is_whole(seeds):
     """Every cell of the table has all seeds, the shipped weights are those of the first, and docs have the same."""
-    assert seeds.seeds == 4
+    assert seeds.seeds == 8
     for name in demo.ENCODINGS:
         for column in seeds.grid.table.columns:
-            assert len(seeds.values(name, column)) == 4, (name, column)
+            assert len(seeds.values(name, column)) == 8, (name, column)
         cells = Cells(demo.shipped_folder() / name)
         assert (f"demo-{name}-0", str(Evaluation(24)), cells.weights) in seeds.results.scores
         assert fit.load_run(demo.shipped_folder() / name).run.seed == 0
@@ -114,7 +114,7 @@ def check_shipped(name, seeds, columns):
 def test_a_training_that_fails_is_no_reason_to_celebrate(seeds):
     text, is_reached = demo_report.side_by_side(seeds, *shifted(seeds, lambda row, column: 0), Results())
     assert is_reached
-    assert "Trained here: all 36 results lie in the interval of 4 seeds, widened by 2 points." in text
+    assert "Trained here: all 36 results lie in the interval of 8 seeds, widened by 2 points." in text
     assert text.endswith(demo_report.story(seeds))
     low = seeds.interval("rope", "2x")[0] - seeds.values("rope", "2x")[0]
     for beyond, good in ((-1.9, True), (-2.1, False)):

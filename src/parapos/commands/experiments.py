@@ -140,9 +140,11 @@ def _demo(args: argparse.Namespace) -> None:
     demo.check(args.out, args.encodings)
     is_compared = args.data is None and not args.quick
 
-    def show(part: demo.Demo, out: Path) -> None:
+    def show(part: demo.Demo, out: Path, *, with_maps: bool = True) -> None:
         print(f"\n{part.text}\n", flush=True)
         wrote(part.files)
+        if not with_maps:
+            return
         sizes = [column.size or 0 for column in part.grid.table.columns.values()]
         for run in part.grid.runs:
             if run.wanted.model.encoding == "pape":
@@ -151,8 +153,9 @@ def _demo(args: argparse.Namespace) -> None:
     if is_compared:
         demo.resolve(args.out, None, args.encodings, quick=False)  # an error should come before any work
         if any((demo.shipped_folder() / name).is_dir() for name in args.encodings):
-            tell("The demo's models come with the package. They are tested on this machine first.")
-            show(demo.show_shipped(args.out, args.encodings, tell), args.out / "shipped")
+            show(demo.introduce(args.out, args.encodings), args.out / "shipped")
+            tell("\nThese models come with the package. Now those of seed 0 are tested on this machine.")
+            show(demo.show_shipped(args.out, args.encodings, tell), args.out / "shipped", with_maps=False)
             tell("\nNow the same models are trained on this machine, as the recipe says. Stop it at any time: the same")
             tell("command resumes.")
     made = demo.train(args.out, data=args.data, encodings=args.encodings, quick=args.quick, tell=tell)
