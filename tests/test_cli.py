@@ -142,6 +142,7 @@ def test_bench_model_passes_its_options_on(monkeypatch, tmp_path, capsys):
         model="vit_small_patch16",
         encodings=["rope", "pape"],
         parabolas=[2, 50],
+        direct=False,
         sizes=[32, 48],
         batch=3,
         dtype="bf16",

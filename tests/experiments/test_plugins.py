@@ -190,7 +190,7 @@ def test_plugins_by_name_on_the_command_line(tmp_path, capsys):
     assert parapos(*words) == 2
     assert "unknown 'toy_shift', expected some of" in capsys.readouterr().err
     assert parapos("--plugin", "toy_boxes", *words) == 0
-    assert "| shift |" in capsys.readouterr().out
+    assert "shift gets" in capsys.readouterr().out
     assert fit.load_run(tmp_path / "demo" / "runs" / "toy_shift").plugins == ("toy_boxes",)
     forget()
     bench = ["bench", "profile", "--encoding", "toy_shift", "--plugin=toy_boxes", "--rounds", 1]

@@ -19,7 +19,7 @@ from parapos.data.readers import sweeps
 from parapos.training import checkpoint, fit
 
 from ..driving import driving, tree
-from .commands import kill_when, parapos, rows
+from .commands import parapos, rows
 
 WORDS = ["train", "nuscenes_smoke", "--data.options.balance", "false", "--data.options.sweeps", "2"]
 WORDS += ["--run.save_every", "1", "--run.tensorboard", "false"]
@@ -106,10 +106,10 @@ def test_a_pillar_looks_at_the_cameras(run, tmp_path):
 
 
 @pytest.mark.full
-def test_killed_and_resumed_to_the_bit(run, tmp_path, capsys):
+def test_killed_and_resumed_to_the_bit(run, forked, tmp_path, capsys):
     folder = tmp_path / "killed"
-    first = checkpoint.step_path(folder / "checkpoints", 2)
-    assert kill_when(first, *words(), "--out", folder) == -signal.SIGKILL
+    death = dict(kill_in="step", nth=3, log=tmp_path / "log")  # in the third step; saved after the second
+    assert forked(*words(), "--out", folder, **death)[0] == -signal.SIGKILL
     parapos(*words(), "--out", folder, "--resume")
     assert f"resuming {folder} at step" in capsys.readouterr().err
     for name in ("metrics.csv", "weights.safetensors"):

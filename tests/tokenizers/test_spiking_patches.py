@@ -381,13 +381,14 @@ def test_throughput(kind):
     """Twenty times the plain loop, which takes about a million events per second. What it takes here is printed.
 
     How fast that is on a machine is for `parapos bench tokenizer` to say: a test that shares its cores cannot."""
-    from parapos.bench.tokenizer import NUMBA, PYTHON, Stream, calls, timed
+    from parapos.bench.measure import timed
+    from parapos.bench.tokenizer import NUMBA, PYTHON, Stream, calls
 
     found = calls(Stream(kind, "GEN1", 500_000))
     rates = {}
     for name in (NUMBA, PYTHON):
         call, count = found[name]
         call()
-        rates[name] = count / min(timed(call) for _ in range(10 if name == NUMBA else 3))
+        rates[name] = count / min(timed(call, "cpu") for _ in range(10 if name == NUMBA else 3))
         print(f"{kind}, {name}: {rates[name] / 1e6:.2f} million events per second")
     assert rates[NUMBA] > 20 * rates[PYTHON]
