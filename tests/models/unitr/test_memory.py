@@ -6,7 +6,6 @@ import torch
 from parapos.bench import measure
 from parapos.models.unitr.layers import SetLayer
 from parapos.models.unitr.partition import partition
-from tests.marks import full
 
 TOKENS, LIMIT = 30_000, 4 * 2**30
 
@@ -26,7 +25,7 @@ def peak(encoding):
     return measure.peak_memory(make, "cpu")
 
 
-@full
+@pytest.mark.full
 @pytest.mark.parametrize("encoding", ["none", "pape", "alibi", "rope", "polynomial"])
 def test_thirty_thousand_tokens_fit_in_four_gigabytes(encoding):
     bytes_ = measure.apart(peak, encoding)

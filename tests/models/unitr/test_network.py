@@ -9,7 +9,6 @@ from parapos.bench.driving import sweeps
 from parapos.encodings import ENCODINGS
 from parapos.models import create_model
 from parapos.models.unitr import decode, head_loss
-from tests.marks import full
 
 from .scenes import SIZE, batch, batch_of, inputs, nano, sample
 
@@ -315,16 +314,21 @@ def test_a_few_steps_learn_and_move_every_weight():
     assert all(name.endswith("bias") for name in still)
 
 
-@full
+@pytest.mark.full
 @pytest.mark.parametrize("encoding", ["pape", "rope", "learned"])
 def test_two_scenes_can_be_learned_by_heart(encoding):
     """Every part of the loss but the heatmap's, which falls by far more, is down by 80 percent, and boxes are there."""
-    net, given, losses, _ = learn(encoding, 150)
+    net, given, losses, _ = learn(encoding, 80)
     start, end = (sum(v for k, v in losses[i].items() if k != "heatmap") for i in (0, -1))
     assert end < 0.2 * start
     assert losses[-1]["heatmap"] < 0.05 * losses[0]["heatmap"]
+    for module in net.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.eval()
+    with torch.no_grad():  # by the batch's own statistics: running ones need hundreds of steps to follow
+        outputs = net(*inputs(net, given))
     close = 0
-    for b, found in enumerate(decode(answers(net, given))):
+    for b, found in enumerate(decode(outputs)):
         for box, label in zip(given["boxes"][b], given["labels"][b], strict=True):
             mine = (found.labels == label) & (found.scores > 0.2)
             close += bool(((found.boxes[mine, :2] - box[:2]).norm(dim=1) < 1).any())
