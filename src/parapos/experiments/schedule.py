@@ -112,7 +112,8 @@ def progress(job: Job) -> tuple[float, str]:
     tested = len(read(job.run.folder / "cells.csv"))
     if tested:
         words = f"{tested} of {len(job.evaluations)} evaluations"
-    return TRAINING * share + (1 - TRAINING) * min(1.0, tested / max(1, len(job.evaluations))), words
+    training = 0.0 if job.run.given else TRAINING
+    return training * share + (1 - training) * min(1.0, tested / max(1, len(job.evaluations))), words
 
 
 class Board:
