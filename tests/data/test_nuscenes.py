@@ -14,7 +14,7 @@ from PIL import Image
 from parapos.data import FormatError, create_dataset, nuscenes_prepare, preparations, rigid
 from parapos.data.nuscenes import Augment, balanced
 from parapos.data.nuscenes_classes import CAMERAS, CATEGORIES, CLASSES, IGNORED, SAMPLES, scenes
-from parapos.data.nuscenes_frames import Camera, first_view, seen
+from parapos.data.nuscenes_frames import Camera, first_view, scene_frames, seen
 from parapos.data.nuscenes_sensors import read_camera, read_sweep, sweep_points
 from parapos.data.nuscenes_tree import COLOURS, write_tiny
 from parapos.data.pasting import choose, overlaps, paste_pictures, paste_points, rectangle_overlaps
@@ -158,6 +158,19 @@ def test_a_real_keyframe():
     views = [first_view(box, cameras)[0] for box in boxes]
     ahead = boxes[:, 1] > 2 * np.abs(boxes[:, 0])
     assert {view for view, front in zip(views, ahead, strict=True) if front} == {0}
+
+
+def test_twins_differ_in_their_images_alone(tmp_path):
+    write_tiny(root := tmp_path / "nuscenes", keyframes=1, twins=True)
+    tables = Tables(root / "v1.0-mini")
+    found = {row["name"]: next(iter(scene_frames(tables, token))) for token, row in tables["scene"].items()}
+    a, b = found["scene-0061"], found["scene-0553"]
+    assert np.array_equal(sweep_points(root, a, 1), sweep_points(root, b, 1))
+    assert np.allclose(a.objects["box"][:, :7], b.objects["box"][:, :7])
+    assert (a.objects["label"] != b.objects["label"]).all()
+    assert sorted(a.objects["label"]) == sorted(b.objects["label"])
+    images = [np.array(Image.open(root / frame.cameras[0].file)).astype(int) for frame in (a, b)]
+    assert np.abs(images[0] - images[1]).max() > 100
 
 
 # Samples

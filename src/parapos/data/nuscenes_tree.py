@@ -42,6 +42,11 @@ KINDS: dict[str, tuple[tuple[float, float, float], str, float]] = {  # width, le
     "human.pedestrian.adult": ((0.7, 0.8, 1.8), "pedestrian", 0.9),
     "movable_object.trafficcone": ((0.5, 0.5, 1.0), "", 0.0),
 }
+TWINS = {  # kinds that only a camera can tell apart, in scenes that are twins
+    **{"vehicle.car": "movable_object.barrier", "vehicle.truck": "vehicle.construction"},
+    **{"vehicle.bus.rigid": "vehicle.trailer", "vehicle.motorcycle": "vehicle.bicycle"},
+    "human.pedestrian.adult": "movable_object.trafficcone",
+}
 COLOURS = {  # of the rectangles of classes
     name: tuple(int(c) for c in np.random.default_rng(number + 5).integers(0, 256, 3))
     for number, name in enumerate((*KINDS, *IGNORED))
@@ -77,10 +82,11 @@ class Thing:
 
 
 class Scene:
-    """A scene of generated things, and where the car is at each time."""
+    """A scene of generated things, and where the car is at each time. swap: kinds that are twins have one size, and
+    stand still; with True they have changed places, with False not. Two such scenes differ in their images alone."""
 
-    def __init__(self, name: str, number: int, keyframes: int) -> None:
-        self.name, self.keyframes = name, keyframes
+    def __init__(self, name: str, number: int, keyframes: int, swap: bool | None = None) -> None:
+        self.name, self.keyframes, self.swap = name, keyframes, swap
         self.rng = np.random.default_rng([7, number])
         self.start = START + number * 3600 * 10**6
         self.origin = np.array([600.0 + 50 * number, 1600.0 - 30 * number, 0.0])
@@ -102,6 +108,11 @@ class Scene:
         start = rigid.transform(rigid.turn(self.yaw), self.origin)
         for number, kind in enumerate(kinds):
             size, family, speed = KINDS.get(kind, ((1.5, 4.0, 1.2) if kind == RACK else (0.4, 0.9, 0.6), "", 0.0))
+            if self.swap is not None and kind in KINDS:
+                others = {**TWINS, **{second: first for first, second in TWINS.items()}}
+                size = KINDS[min(kind, others[kind])][0]
+                kind = others[kind] if self.swap else kind
+                family, speed = KINDS[kind][1], 0.0
             moves = speed > 0 and number < len(KINDS)
             x, y = np.array(cells[order[number]]) + self.rng.uniform(-0.4, 0.4, 2)
             place = rigid.apply(start, np.array([[x + 1.0, y, size[2] / 2]]))[0]
@@ -274,8 +285,9 @@ class Writer:
                 )  # fmt: skip
 
 
-def write_tiny(root: str | Path, *, keyframes: int = KEYFRAMES) -> None:
-    """Writes v1.0-mini with scene-0061, which is of training, and scene-0103, of validation, to a new folder."""
+def write_tiny(root: str | Path, *, keyframes: int = KEYFRAMES, twins: bool = False) -> None:
+    """Writes v1.0-mini with scene-0061, which is of training, and scene-0103, of validation, to a new folder. twins:
+    also of training is scene-0553, which a LiDAR cannot tell from scene-0061, in which kinds have changed places."""
     from PIL import Image
 
     root = Path(root)
@@ -285,8 +297,10 @@ def write_tiny(root: str | Path, *, keyframes: int = KEYFRAMES) -> None:
         raise ValueError(f"keyframes must be at least 1, got {keyframes}")
     writer = Writer(root, "v1.0-mini")
     writer.constants()
-    for number, name in enumerate(("scene-0061", "scene-0103")):
-        writer.scene(Scene(name, number, keyframes))
+    writer.scene(Scene("scene-0061", 0, keyframes, False if twins else None))
+    writer.scene(Scene("scene-0103", 1, keyframes))
+    if twins:
+        writer.scene(Scene("scene-0553", 0, keyframes, True))
     (root / "maps").mkdir(parents=True, exist_ok=True)
     Image.new("L", (8, 8)).save(root / "maps" / "plain.png")
     logs = [row["token"] for row in writer.tables["log"]]
