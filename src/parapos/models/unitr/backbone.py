@@ -103,7 +103,7 @@ class Scene:
 
     def _lift(self) -> tuple[Tensor, Tensor]:
         c, o = self.cameras, self.options
-        heights = torch.linspace(o.z_low, o.z_high, o.heights, device=self.pillars.device)
+        heights = torch.linspace(o.z_low, o.z_high, o.heights, device=self.pillars.device, dtype=torch.float32)
         found = [
             image_to_bev(c.matrix[b, v], c.image_aug[b, v], c.size, c.patches, self.grid, heights)
             for b, v in zip(*(x.tolist() for x in self.views()), strict=True)

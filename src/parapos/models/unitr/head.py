@@ -88,6 +88,7 @@ class CellEmbedding(nn.Module):
     def forward(self, r: Tensor, counts: Tensor | None = None) -> Tensor:
         """r (N, 2) -> (N, D); counts as of `CountedBatchNorm`."""
         first, norm, act, last = self.position_embedding_head
+        r = r.to(next(first.parameters()).dtype)  # places are float32, also where the network is not
         return _pointwise(last, act(norm(_pointwise(first, r), counts)))
 
 

@@ -41,6 +41,7 @@ def to_pixels(h: Tensor, image_aug: Tensor, size: tuple[int, int]) -> Projected:
     """As `project`, of homogeneous pixels h (..., M, 3)."""
     depth = h[..., 2]
     raw = h[..., :2] / depth.clamp(min=NEAREST_DEPTH)[..., None]
+    image_aug = image_aug.to(raw.dtype)
     pixel = raw @ image_aug[..., :2, :2].mT + image_aug[..., None, :2, 3]
     uv = (pixel / pixel.new_tensor([size[1], size[0]])).nan_to_num(nan=-1.0, posinf=2.0, neginf=-1.0)
     hit = (depth > NEAREST_DEPTH) & ((uv > 0) & (uv < 1)).all(-1)
