@@ -21,7 +21,7 @@ digits = "digits_smoke"
 
 [rows]
 pape = { "model.encoding" = "pape" }
-pape-few = { "model.encoding" = "pape", "model.options.parabolas" = 2 }
+pape-few = { "model.encoding" = "pape", "model.encodings.pape.parabolas" = 2 }
 rope = { "model.encoding" = "rope" }
 
 [columns]
