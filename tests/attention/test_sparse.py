@@ -18,7 +18,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import parapos
-from parapos.attention import Distance, Polynomial, Quadratic, Relative, attend, explain, reference, sparse, tiles
+from parapos.attention import (
+    Distance,
+    Polynomial,
+    Quadratic,
+    Relative,
+    attend,
+    explain,
+    reference,
+    sparse,
+    tiles,
+    tiling,
+)
 from parapos.attention.kernels import Call
 from parapos.positions import Positions
 
@@ -33,7 +44,7 @@ KINDS = (
 
 @pytest.fixture(autouse=True)
 def small_tiles() -> Iterator[None]:
-    with patch.object(sparse, "TILE", 8), patch.object(sparse, "LEAST", 1), patch.object(sparse, "QUERY_COST", 0.0):
+    with patch.object(tiling, "TILE", 8), patch.object(sparse, "LEAST", 1), patch.object(sparse, "QUERY_COST", 0.0):
         yield
 
 
@@ -157,7 +168,7 @@ def test_the_theorem_holds_for_random_cases(kind: str, p: int, seed: int, weight
 
 
 def test_coarse_tiles_come_first_and_lose_no_more() -> None:
-    with patch.object(sparse, "TILE", 2), patch.object(sparse, "COARSE", 4):
+    with patch.object(tiling, "TILE", 2), patch.object(sparse, "COARSE", 4):
         for kind in ("local", "aligned far keys", "distance", "points"):
             check(kind, 2, 5)
 
@@ -210,7 +221,7 @@ def steeper_by_half(right: Callable[..., sparse.Form]) -> Callable[..., sparse.F
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_cases_kill_a_wrong_bound(name: str) -> None:
     target, attribute, wrong = MUTANTS[name]
-    with patch.object(target, attribute, wrong), patch.object(sparse, "TILE", 2):
+    with patch.object(target, attribute, wrong), patch.object(tiling, "TILE", 2):
         kinds = ("bare", "indefinite", "large norms", "both", "steep")
         cases = ((kind, p, tolerance) for kind in kinds for p in (1, 2) for tolerance in (1e-7, 1e-2))
         assert any(dropped(replace(make(kind, p, 0), tolerance=x))[0] > x for kind, p, x in cases)
@@ -390,20 +401,46 @@ def test_autocast_and_layers() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
+@pytest.mark.parametrize("kind", ["local", "unplaced", "padded", "masked", "cross", "distance"])
+def test_the_lists_of_tiles_alone_give_attention(kind: str) -> None:
+    """What another kernel may rely on: every query in one tile, every visible key in one, and no other key needed."""
+    call = replace(make(kind, 2, 3), tolerance=1e-4)
+    call = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
+    weights = reference.attention(call)[1]
+    lists = tiles.needed_tiles(call, weighted=False)
+    assert lists is not None
+    assert [len(x) for x in lists] == [call.q.shape[1]]
+    skipped = 0
+    for h, head in enumerate(lists[0]):
+        assert head.needed.shape == (len(head.queries), len(head.keys))
+        queries = head.queries[head.queries >= 0]
+        assert torch.equal(queries.sort()[0], torch.arange(call.q.shape[2]))
+        keys = head.keys[head.keys >= 0]
+        assert len(keys.unique()) == len(keys)
+        for tile, row in enumerate(head.needed):
+            looks = torch.zeros(call.k.shape[2], dtype=torch.bool)
+            looks[head.keys[row][head.keys[row] >= 0]] = True
+            lost = weights[0, h][head.queries[tile][head.queries[tile] >= 0]][:, ~looks].sum(-1)
+            assert float(lost.max()) <= call.tolerance
+        skipped += int((~head.needed).sum())
+    assert skipped
+    assert tiles.needed_tiles(replace(call, tolerance=0.0)) is None
+
+
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 @pytest.mark.parametrize("n", [1, 7, 8, 100, 257])
 def test_tiles_hold_every_token_once_and_are_even(n: int, p: int) -> None:
     r = torch.randn(n, p)
     r[::9] = torch.nan
-    tiling = sparse.tiling(r)
-    tokens = torch.cat([tiling.index[tiling.index >= 0], tiling.unplaced])
+    made = tiling.tiling(r)
+    tokens = torch.cat([made.index[made.index >= 0], made.unplaced])
     assert torch.equal(tokens.sort()[0], torch.arange(n))
-    counts = (tiling.index >= 0).sum(1)
+    counts = (made.index >= 0).sum(1)
     assert not len(counts) or int(counts.max() - counts.min()) <= 1
 
 
 def test_tiles_of_a_grid_are_blocks() -> None:
-    with patch.object(sparse, "TILE", 64):
-        tiling = sparse.tiling(parapos.grid_positions(64, 64))
-    assert tiling.index.shape == (64, 64)
-    assert (tiling.high - tiling.low == 7).all()
+    with patch.object(tiling, "TILE", 64):
+        made = tiling.tiling(parapos.grid_positions(64, 64))
+    assert made.index.shape == (64, 64)
+    assert (made.high - made.low == 7).all()

@@ -15,20 +15,20 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..positions import Positions
-from ..relative import Exponents, contract, function, functions, key_features, project, taylor
+from ..relative import contract, function, functions, project
 from ..tracing import no_autocast
 from . import sparse
 from .columns import ALLOWED, GRADIENT_ROUNDING, ROUNDING
 from .kernels import Call
 from .scores import empty_heads
 from .terms import Relative
+from .tiling import Columns, Side, sides, tile_columns, tilings
 
 SAMPLED = (2, 4)  # heads, and tiles of queries of each, that the share of tiles is estimated from
 BLOCK = 2**19  # pairs of a query and a tile of keys that are bounded at one time
@@ -44,31 +44,6 @@ def is_separable(term: Relative) -> bool:
     return term.scaled and all(e[0] == -2 or 0 <= sum(e) <= 2 for e in term.exponents)
 
 
-class Columns(NamedTuple):
-    """What columns take from the positions of queries, about the middle of each tile."""
-
-    T: Tensor  # (Q, s, f, e): coefficients to query columns
-    bound: Tensor  # (Q, f): the largest sum of products that a unit of a coefficient may bring
-    features: Exponents
-
-    @classmethod
-    def of(cls, side: sparse.Side, tiles: sparse.Tiling, exponents: Exponents) -> Columns:
-        features = key_features(exponents, with_constant=True)
-        x = (side.middle[:, None] - side.at).movedim(-1, 0)  # -r_i, so that D = y + x
-        T = torch.stack([torch.stack([taylor(x, e, f) for f in features], -1) for e in exponents], -2)
-        T = torch.where(side.at[..., :1, None].isnan(), 0.0, T)
-        half = (tiles.high - tiles.low) * 1.5 + 1.0  # keys with weight are about this near, or D itself is as large
-        half = torch.cat([half, half.new_zeros(len(side.at) - len(half), half.shape[1])])
-        near = torch.stack([function(half.movedim(-1, 0), f) for f in features], -1)  # (Q, e)
-        return cls(T.float(), (T.abs() * near[:, None, None]).sum(-1).amax(1).float(), features)
-
-
-def tile_columns(positions: Positions, exponents: Exponents) -> list[Columns]:
-    """Columns per sample, or one set for all, made once."""
-    both = zip(sparse.sides(positions, 0), sparse.tilings(positions), strict=True)
-    return positions.once(("tile columns", exponents), lambda: [Columns.of(s, t, exponents) for s, t in both])
-
-
 def _of(x: Any, i: int) -> Any:
     """The i-th of things, or the one that all share."""
     return x[i if len(x) > 1 else 0]
@@ -82,13 +57,13 @@ class Head:
         self.terms, self.scale = terms, call.scale
         self.factors = [call.scale if term.scaled else 1.0 for term in terms]
         self.dtype = _wide(call.q)
-        self.tiles, self.key_tiles = (_of(sparse.tilings(x), b) for x in (at, to))
+        self.tiles, self.key_tiles = (_of(tilings(x), b) for x in (at, to))
         mask = None if call.mask is None else _of(_of(call.mask, b), h)  # (n or 1, N)
         self.mask = mask if mask is not None and len(mask) > 1 else None
         padding = mask[0] if mask is not None and len(mask) == 1 else None
-        self.rows, self.keys = _of(sparse.sides(at, 0), b), _of(sparse.sides(to, 1), b)
+        self.rows, self.keys = _of(sides(at, 0), b), _of(sides(to, 1), b)
         if padding is not None and len(loose := self.key_tiles.unplaced):
-            self.keys = sparse.Side.of(_of(to.r, b), self.key_tiles, loose[padding[loose]], 1)
+            self.keys = Side.of(_of(to.r, b), self.key_tiles, loose[padding[loose]], 1)
         self.key_index = self.keys.index.clamp(min=0)
         self.visible = self.keys.index >= 0  # (T, s)
         if padding is not None:
@@ -131,7 +106,7 @@ class Head:
     def needed(self, rows: Tensor, tolerance: float, weighted: bool) -> Tensor:
         """Which tiles of keys these tiles of queries need: (G, T) boolean. The proof is in sparse.py."""
         compact, count = self.keys.compact, len(self.keys.index) - 1
-        needed = torch.ones(len(rows), count + 1, dtype=torch.bool)
+        needed = torch.ones(len(rows), count + 1, dtype=torch.bool, device=self.q.device)
         needed[:, -1] = False
         tiled = (rows < self.rows.compact).nonzero()[:, 0]
         if not compact or not len(tiled):
@@ -158,7 +133,7 @@ class Head:
 
         far (G, 1): at least |D| there.
         """
-        loose = torch.arange(self.keys.compact, len(self.keys.index) - 1)
+        loose = torch.arange(self.keys.compact, len(self.keys.index) - 1, device=self.q.device)
         lists = torch.cat([anchor, loose.expand(len(rows), -1)], 1)
         longest = (keys.centroid.norm(dim=-1) + keys.radius)[anchor]
         if len(loose):
@@ -354,6 +329,30 @@ class _Attention(torch.autograd.Function):
                     else:
                         row += c[real].sum(0).to(row.dtype)
         return None, None, None, dq, dk, dv, *learned
+
+
+@torch.no_grad()
+def needed_tiles(call: Call, weighted: bool | None = None) -> list[list[sparse.HeadTiles]] | None:
+    """The lists of tiles of a call, as [sample][head]; None if its terms have no bound or its tolerance is 0.
+
+    For kernels of any device. Each query is in one tile. Run every tile of queries over the keys of the tiles that it
+    needs: the result is attention, and no row loses more than `call.tolerance` of its weight. `queries.flatten()`
+    without its -1 is an order that puts tiles side by side. Tokens without a position are in tiles of their own. Masks
+    still apply, because a tile may hold keys that some queries must not see; a key in no tile is hidden from all.
+    weighted: choose tiles for training (by default if the call wants gradients). Backward must visit the same tiles.
+    """
+    terms = sparse.shared_terms(call) if call.tolerance > 0 else None
+    if terms is None:
+        return None
+    weighted = call.needs_grad if weighted is None else weighted
+    coefficients = [term.coefficients(_wide(call.q)) for term in terms]
+
+    def head_tiles(b: int, h: int) -> sparse.HeadTiles:
+        head = Head(call, terms, coefficients, b, h)
+        needed = head.needed(torch.arange(len(head.index), device=call.q.device), call.tolerance, weighted)
+        return sparse.HeadTiles(head.rows.index, head.keys.index[:-1], needed[:, :-1])
+
+    return [[head_tiles(b, h) for h in range(call.q.shape[1])] for b in range(call.q.shape[0])]
 
 
 @torch.no_grad()
