@@ -221,7 +221,7 @@ def test_drawing(tmp_path, monkeypatch):
     model, figures = event_model(), []
     strip = analysis_maps.make_event_strip(model, events(model), layer=1, head=1, query=(4,), columns=2, grid=(3, 4))
     monkeypatch.setattr(analysis_plot, "save", lambda figure, path: figures.append(figure))
-    analysis_plot.draw(tmp_path / "strip.png", [strip], title="PaPE, layer 1, head 1")
+    analysis_plot.draw(tmp_path / "strip.png", strip, title="PaPE, layer 1, head 1")
     figure = figures[0]
     pictures, maps = (
         figure.axes[:2],

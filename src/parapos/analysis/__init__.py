@@ -6,6 +6,7 @@ What a head's score is stands in scores.py, how a query's maps are laid out in m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from ..models import PointTransformerV3, UniTR, ViViT
 from ..models.event_vit import EventBackbone
 from ..models.vit import PatchBackbone
 from ..training import checkpoint, fit
-from . import clouds, driving, plot
-from .maps import COLUMNS, Strip, make_event_strip, make_maps, make_video_strip, save
+from . import clouds, driving, plot, scores
+from .maps import COLUMNS, make_event_strip, make_maps, make_video_strip, save
 from .scores import TAU, score_heads
 from .scores import Heads as Heads  # for callers of this package
 from .scores import watch as watch
@@ -84,29 +85,13 @@ def run(
     wanted = fit.load_run(folder)
     changes = {"root": root} if root else {}
     dataset = wanted.judged(split, **changes)
-    task = wanted.make_task(dataset)
     if at is not None and query is not None:
         raise ReportError("query and at exclude each other: both say which patch looks")
     if image is None and not 0 <= index < len(dataset):
         raise ReportError(f"index must be from 0 to {len(dataset) - 1}, got {index}")
-    what = image.name if image else f"sample {index} of {wanted.data.name} {split}"
-    if isinstance(model, PointTransformerV3):
-        options: dict[str, Any] = dict(layer=layer, head=head, query=query, samples=samples or clouds.SAMPLES)
-        options |= {"tau": tau, "scaled": scaled}
-        about = {"run": folder.name, "split": split, "tau": tau, "scaled": scaled, **about}
-        return _run_points(model, dataset, out, index, what, about, collate=task.collate, tell=tell, **options)
-    if isinstance(model, UniTR):
-        options = dict(layer=layer, head=head, query=query, samples=samples or driving.SAMPLES, tau=tau, scaled=scaled)
-        about = {"run": folder.name, "split": split, **about}
-        return _run_driving(model, dataset, out, index, what, about, collate=task.collate, tell=tell, **options)
-    make: Callable[..., Strip]
-    if isinstance(model, ViViT):
-        sample = dataset[index]
-        make = partial(make_video_strip, model, sample["video"], int(sample["tubelets"]), levels=_levels(dataset))
-    elif isinstance(model, EventBackbone):
-        clock = getattr(dataset, "clock", "time")
-        more: dict[str, Any] = dict(columns=columns or COLUMNS, grid=_grid(dataset), clock=clock)
-        make = partial(make_event_strip, model, dataset[index], **more)
+    collate = wanted.make_task(dataset).collate
+    if isinstance(model, PointTransformerV3 | UniTR | ViViT | EventBackbone):
+        view = _view(model, dataset, dataset[index], collate, columns)
     else:
         if image is not None:
             frame = read(folder, image, size)
@@ -117,93 +102,58 @@ def run(
         if at is not None:
             query = _patch_at(frame, at, getattr(model, "patch", 1))
         sides = dict.fromkeys(picture.shape[1:])  # one number for a square
-        make = partial(make_maps, model, picture, name=f"{' x '.join(map(str, sides))} px")
-    make(layer=layer or 1, head=head or 1, query=query)  # tells a mistake before the work begins
+        view = View(partial(make_maps, model, picture, name=f"{' x '.join(map(str, sides))} px"), samples=IMAGES)
+    view.make(
+        layer=layer or next(iter(view.layers), 1), head=head or 1, query=query
+    )  # tells a mistake before the work begins
     checkpoint.check_writable(out)
-    samples = samples or (IMAGES if isinstance(model, PatchBackbone) else STREAMS)
-    heads = score_heads(model, dataset, samples, collate=task.collate, tau=tau, scaled=scaled, tell=tell)
+    options: dict[str, Any] = dict(collate=collate, tau=tau, scaled=scaled, tell=tell, look=view.look)
+    heads = score_heads(model, dataset, samples or view.samples, **options)
     name = label(about["encoding"])
     paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]
     plot.heads(paths[0], heads.z, heads.bounded, title=f"{name}, {heads.samples} samples of {wanted.data.name}")
     message = heads.as_json(run=folder.name, split=split, size=wanted.data.size or None, tau=tau, scaled=scaled)
     checkpoint.write(paths[1], f"{message}\n".encode())
-    layer, head = choose(heads.bounded, layer, head)
-    strip = make(layer=layer, head=head, query=query)
-    plot.draw(paths[2], [strip], title=f"{name}, layer {layer}, head {head}, {what}")
-    save(paths[3], strip)
+    layer, head = choose(heads.bounded, layer, head, view.layers)
+    maps = view.make(layer=layer, head=head, query=query)
+    what = image.name if image else f"sample {index} of {wanted.data.name} {split}"
+    view.draw(paths[2], maps, title=f"{name}, layer {layer}, head {head}, {what}")
+    save(paths[3], maps)
     return paths
 
 
-def _run_points(
-    model: PointTransformerV3,
+@dataclass(frozen=True)
+class View:
+    """How samples of a kind are seen. make(layer, head, query): the maps of a query. samples: to score heads on by
+    default. layers: among which the most positional head is looked for, all by default."""
+
+    make: Callable[..., Any]
+    draw: Callable[..., None] = plot.draw
+    look: Callable[..., Any] = scores.look
+    samples: int = STREAMS
+    layers: Sequence[int] = ()
+
+
+def _view(
+    model: PointTransformerV3 | UniTR | ViViT | EventBackbone,
     dataset: Any,
-    out: Path,
-    index: int,
-    what: str,
-    about: dict[str, Any],
-    *,
-    layer: int | None,
-    head: int | None,
-    query: Sequence[float] | None,
-    **scoring: Any,
-) -> list[Path]:
-    """What `run` does, for clouds."""
-    sample = dataset[index]
-    if "coord" not in sample or "views" in sample:
-        raise ReportError("expected a data set with one pass per cloud, got one that asks in pieces or votes")
-    clouds.make_cloud_maps(model, sample, layer=layer or 1, head=head or 1, query=query)  # tells a mistake early
-    checkpoint.check_writable(out)
-    heads = clouds.score_clouds(model, dataset, **scoring)
-    z, bounded = (clouds.table(heads, name) for name in ("z", "bounded"))
-    paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]
-    name = label(about["encoding"])
-    blocks, scored = list(heads), next(iter(heads.values())).samples
-    plot.heads(paths[0], z, bounded, title=f"{name}, {scored} clouds")
-    told = {key: about[key] for key in ("run", "split", "tau", "scaled")}
-    checkpoint.write(paths[1], f"{clouds.as_json(heads, **told)}\n".encode())
-    layer, head = choose(bounded.nan_to_num(-torch.inf), layer, head)
-    maps = clouds.make_cloud_maps(model, sample, layer=layer, head=head, query=query)
-    place = ", ".join(f"{x:.2f}" for x in sample["coord"][maps.point].tolist())
-    place = f"query (orange): point {maps.point + 1}, {place}"
-    clouds.draw(paths[2], maps, title=f"{name}, layer {layer} ({blocks[layer - 1]}), head {head}, {what}, {place}")
-    clouds.save(paths[3], maps)
-    return paths
-
-
-def _run_driving(
-    model: UniTR,
-    dataset: Any,
-    out: Path,
-    index: int,
-    what: str,
-    about: dict[str, Any],
-    *,
-    layer: int | None,
-    head: int | None,
-    query: Sequence[float] | None,
-    **scoring: Any,
-) -> list[Path]:
-    """What `run` does, for cameras and LiDAR. Without a layer, one in which pillars meet patches of images."""
-    batch = scoring["collate"]([dataset[index]])
-    joint = driving.joint_layers(model)
-    driving.make_pillar_maps(
-        model, batch, layer=layer or joint[0], head=head or 1, query=query
-    )  # tells a mistake early
-    checkpoint.check_writable(out)
-    heads = driving.score_frames(model, dataset, **scoring)
-    paths = [out / file for file in ("heads.png", "heads.json", "maps.png", "maps.npz")]
-    name = label(about["encoding"])
-    plot.heads(paths[0], heads.z, heads.bounded, title=f"{name}, {heads.samples} keyframes")
-    told = {key: about[key] for key in ("run", "split")} | {key: scoring[key] for key in ("tau", "scaled")}
-    checkpoint.write(paths[1], f"{heads.as_json(**told)}\n".encode())
-    layer = layer or max(joint, key=lambda one: float(heads.bounded[one - 1].max()))
-    layer, head = choose(heads.bounded, layer, head)
-    maps = driving.make_pillar_maps(model, batch, layer=layer, head=head, query=query)
-    x, y = maps.places[maps.query].tolist()
-    place = f"pillar (orange) at x {x:.1f} m, y {y:.1f} m"
-    driving.draw(paths[2], maps, title=f"{name}, layer {layer} ({maps.space}), head {head}, {what}, {place}")
-    driving.save(paths[3], maps)
-    return paths
+    sample: Any,
+    collate: Callable[..., Any],
+    columns: int | None,
+) -> View:
+    """Of a sample that is no image."""
+    if isinstance(model, PointTransformerV3):
+        if "coord" not in sample or "views" in sample:
+            raise ReportError("expected a data set with one pass per cloud, got one that asks in pieces or votes")
+        return View(partial(clouds.make_cloud_maps, model, sample), clouds.draw, clouds.look, clouds.SAMPLES)
+    if isinstance(model, UniTR):
+        make = partial(driving.make_pillar_maps, model, collate([sample]))
+        return View(make, driving.draw, driving.look, driving.SAMPLES, driving.joint_layers(model))
+    if isinstance(model, ViViT):
+        tubelets = int(sample["tubelets"])
+        return View(partial(make_video_strip, model, sample["video"], tubelets, levels=_levels(dataset)))
+    clock = getattr(dataset, "clock", "time")
+    return View(partial(make_event_strip, model, sample, columns=columns or COLUMNS, grid=_grid(dataset), clock=clock))
 
 
 def look_inside(folder: Path, out: Path, sizes: Sequence[int]) -> list[Path]:
@@ -221,7 +171,7 @@ def look_inside(folder: Path, out: Path, sizes: Sequence[int]) -> list[Path]:
         grid = size // getattr(model, "patch", 1)
         query = (grid * 3 // 8 + 1, grid * 5 // 8 + 1)  # the same place of the image at both sizes
         rows.append(make_maps(model, image, layer=layer, head=head, query=query, name=f"{size} px"))
-    plot.draw(files[1], rows, title=f"PaPE, layer {layer}, head {head}: the same model at two resolutions")
+    plot.draw(files[1], *rows, title=f"PaPE, layer {layer}, head {head}: the same model at two resolutions")
     return files
 
 
@@ -236,18 +186,20 @@ def _levels(dataset: Any) -> tuple[Tensor, Tensor]:
 
 def _grid(dataset: Any) -> tuple[int, int] | None:
     """Rows and columns of the patches of a dataset's sensor, or None if it does not tell."""
-    message = getattr(dataset, "tokenizing", None)
-    return message and (-(-message.height // message.patch), -(-message.width // message.patch))
+    sensor = getattr(dataset, "tokenizing", None)
+    return sensor and (-(-sensor.height // sensor.patch), -(-sensor.width // sensor.patch))
 
 
-def choose(bounded: Tensor, layer: int | None, head: int | None) -> tuple[int, int]:
-    """Layer and head from 1; what is not given is that of the largest score."""
+def choose(bounded: Tensor, layer: int | None, head: int | None, among: Sequence[int] = ()) -> tuple[int, int]:
+    """Layer and head from 1; what is not given is that of the largest score. among: the layers to choose from, all by
+    default. What is given may be any number; whether the model has it is not checked here."""
     depth, count = bounded.shape
-    layers = [layer] if layer is not None else range(1, depth + 1)
+    layers = [layer] if layer is not None else among or range(1, depth + 1)
     heads = [head] if head is not None else range(1, count + 1)
     pairs = [(l, h) for l in layers for h in heads]
     inside = [(l, h) for l, h in pairs if 1 <= l <= depth and 1 <= h <= count]
-    return max(inside, key=lambda pair: float(bounded[pair[0] - 1, pair[1] - 1])) if inside else pairs[0]
+    known = bounded.nan_to_num(-torch.inf)
+    return max(inside, key=lambda pair: float(known[pair[0] - 1, pair[1] - 1])) if inside else pairs[0]
 
 
 def read(folder: Path, path: Path, size: int | None = None) -> predict.Frame:

@@ -6,26 +6,24 @@ N points of the block's stage, L blocks, H heads of a block, W windows of K slot
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..attention.terms import Quadratic
 from ..experiments.plots import load_pyplot
 from ..experiments.plots import save as save_figure
 from ..experiments.store import ReportError
 from ..models.ptv3 import PointTransformerV3
 from ..models.ptv3.look import Patches, Seen, ancestors, watch_blocks
-from ..training import checkpoint
 from .maps import PARTS
 from .plot import MARK, bands
-from .scores import Heads, Layer, Parts
+from .scores import Layer, Parts, quadratic
 
 SAMPLES = 8  # clouds to score heads on
 REST = "#d4d7dd"  # of points that the query cannot see
@@ -45,6 +43,13 @@ class CloudMaps:
     direction: Tensor
     semantics: Tensor
     attention: Tensor
+    query_name: str = ""
+
+    def arrays(self) -> dict[str, Tensor]:
+        """For the file of numbers."""
+        parts = {name: getattr(self, name) for name in ("coord", *PARTS)}
+        places = {"query": torch.tensor(self.query), "point": torch.tensor(self.point)}
+        return {**parts, **places, "sum": self.distance + self.direction + self.semantics}
 
 
 @dataclass(frozen=True)
@@ -54,63 +59,43 @@ class PatchLayer(Layer):
     owned: Tensor | None = None  # (W, K)
 
     def parts(self, batch: slice = slice(None), rows: slice = slice(None)) -> Parts:
-        found = super().parts(batch, rows)
-        return found if self.owned is None else replace(found, queries=self.owned[batch][:, rows])
+        parts = super().parts(batch, rows)
+        return parts if self.owned is None else replace(parts, queries=self.owned[batch][:, rows])
 
 
-def layer_of(seen: Seen, patches: Patches) -> PatchLayer:
+def layer_of(seen: Seen, patches: Patches, scaled: bool = True) -> PatchLayer:
     """What a block made its scores of, in windows of one width."""
     attention = seen.block.attn
     q, k, _ = attention.project(patches.x)
     q, k, terms = attention.encoding(patches.x, q, k, patches.positions)
-    if len(terms) != 1 or not isinstance(terms[0], Quadratic):
-        raise ReportError(f"expected an encoding with one quadratic term, got {type(attention.encoding).__name__}")
-    return PatchLayer(q, k, terms[0], attention.encoding.scale, patches.mask, patches.owned)
+    term, factor = quadratic(attention.encoding, terms), attention.encoding.scale if scaled else 1.0
+    return PatchLayer(q, k, term, factor, patches.mask, owned=patches.owned)
 
 
-def score_clouds(
-    model: PointTransformerV3,
-    dataset: Any,
-    samples: int,
-    *,
-    collate: Callable[[Sequence[Any]], Any],
-    tau: float | None,
-    scaled: bool,
-    tell: Callable[[str], object],
-) -> dict[str, Heads]:
-    """The heads of each block, by its name, over `samples` clouds of a data set, spread evenly over it."""
-    total = min(samples, len(dataset))
-    heads: dict[str, Heads] = {}
+class SeenBlock(NamedTuple):
+    """A block in a pass, as `Heads.add` takes it."""
+
+    name: str
+    heads: int
+    layers: Callable[[], Iterator[PatchLayer]]
+
+    def blocks(self) -> Iterator[Parts]:
+        return (parts for layer in self.layers() for parts in layer.blocks())
+
+
+@contextmanager
+def look(model: PointTransformerV3, scaled: bool) -> Iterator[Callable[[Mapping[str, Any]], list[SeenBlock]]]:
+    """In this context, a function that gives the blocks of a pass over a batch."""
     with watch_blocks(model) as blocks:
-        for number in range(total):
-            batch = collate([dataset[number * len(dataset) // total]])
+
+        def layers(seen: Seen) -> Iterator[PatchLayer]:
+            return (layer_of(seen, patches, scaled) for patches in seen.patches())
+
+        def run(batch: Mapping[str, Any]) -> list[SeenBlock]:
             model(*(batch[name] for name in model.inputs))
-            for seen in blocks:
-                found = heads.setdefault(seen.name, Heads.empty(1, seen.block.attn.heads))
-                for patches in seen.patches():
-                    layer = layer_of(seen, patches)
-                    found.add([layer if scaled else replace(layer, factor=1.0)], tau)
-                found.samples = number + 1
-            tell(f"heads: {number + 1} of {total} samples")
-    return heads
+            return [SeenBlock(seen.name, seen.block.attn.heads, partial(layers, seen)) for seen in blocks]
 
-
-def table(heads: Mapping[str, Heads], name: str) -> Tensor:
-    """z or bounded of all blocks (L, most heads), NaN where a block has fewer."""
-    most = max(found.pairs.shape[1] for found in heads.values())
-    rows = torch.full((len(heads), most), torch.nan, dtype=torch.float64)
-    for row, found in zip(rows, heads.values(), strict=True):
-        values = getattr(found, name)[0]
-        row[: len(values)] = values
-    return rows
-
-
-def as_json(heads: Mapping[str, Heads], **about: Any) -> str:
-    """As images have it, with a row for each block and a number for each of its heads."""
-    single = [json.loads(found.as_json()) for found in heads.values()]
-    rows = {key: [found[key][0] for found in single] for key in single[0] if isinstance(single[0][key], list)}
-    plain = {key: value for key, value in single[0].items() if key not in rows}
-    return json.dumps({**about, **plain, "blocks": list(heads), **rows}, indent=1)
+        yield run
 
 
 @torch.no_grad()
@@ -148,7 +133,9 @@ def make_cloud_maps(
         maps = {name: torch.full((len(seen.stage.coord),), torch.nan, dtype=torch.float64) for name in PARTS}
         for name, values in maps.items():
             values[patches.points[window][real]] = getattr(parts, name)[0, head - 1, 0][real]
-        return CloudMaps(seen.stage.coord, at, point, **maps)
+        where = ", ".join(f"{x:.2f}" for x in sample["coord"][point].tolist())
+        words = f"point {point + 1} (orange) at {where}, in {seen.name}"
+        return CloudMaps(seen.stage.coord, at, point, **maps, query_name=words)
     raise AssertionError("every point belongs to one patch")
 
 
@@ -162,17 +149,6 @@ def _nearest(coord: Tensor, query: Sequence[float] | None) -> int:
     if len(query) != 3:
         raise ReportError(f"query must be the number of a point or x,y,z, got {len(query)} numbers")
     return int((coord - torch.tensor(query)).square().sum(1).argmin())
-
-
-def save(path: Path, maps: CloudMaps) -> None:
-    """The numbers of the maps as a NumPy archive."""
-    import numpy
-
-    arrays = {name: getattr(maps, name).numpy() for name in ("coord", *PARTS)}
-    total = maps.distance + maps.direction + maps.semantics
-    buffer = io.BytesIO()
-    numpy.savez_compressed(buffer, query=maps.query, point=maps.point, sum=total.numpy(), **arrays)
-    checkpoint.write(path, buffer.getvalue())
 
 
 def draw(path: Path, maps: CloudMaps, *, title: str) -> None:
@@ -207,5 +183,5 @@ def draw(path: Path, maps: CloudMaps, *, title: str) -> None:
         )
         mark(axis)
         figure.colorbar(drawn, ax=axis, fraction=0.03, pad=0.08, shrink=0.7).ax.tick_params(labelsize=7)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(f"{title}, query: {maps.query_name}", fontsize=11)
     save_figure(figure, path)

@@ -5,7 +5,6 @@ A query sees the tokens of its set, pillars and patches alike. P pillars, V came
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention.terms import Quadratic
 from ..data.transforms import MEAN, STD
 from ..experiments.plots import load_pyplot
 from ..experiments.plots import save as save_figure
@@ -24,10 +22,9 @@ from ..models.unitr import CAMERAS, UniTR
 from ..models.unitr.backbone import PLAN
 from ..models.unitr.layers import SetAttention
 from ..models.unitr.partition import Partition
-from ..training import checkpoint
 from .maps import PARTS
 from .plot import MARK, bands
-from .scores import Heads, Layer
+from .scores import Layer, hooked, quadratic
 
 SAMPLES = 8  # keyframes to score heads on
 ORDER = ("CAM_FRONT_LEFT", "CAM_FRONT", "CAM_FRONT_RIGHT", "CAM_BACK_LEFT", "CAM_BACK", "CAM_BACK_RIGHT")
@@ -42,66 +39,45 @@ class SeenLayer(NamedTuple):
     seen: Tensor
     partition: Partition
 
-    def scores(self, sets: Tensor | None = None) -> Layer:
+    def scores(self, sets: Tensor | None = None, scaled: bool = True) -> Layer:
         """What the layer made its scores of, in all sets or in some."""
         slots, mask, _, places = self.partition
         sets = torch.arange(len(slots)) if sets is None else sets
         index = slots[sets]
         q, k, _ = self.attention.project(self.seen[index])
         q, k, terms = self.attention.encoding(self.x[index], q, k, places.gather(index))
-        if len(terms) != 1 or not isinstance(terms[0], Quadratic):
-            name = type(self.attention.encoding).__name__
-            raise ReportError(f"expected an encoding with one quadratic term, got {name}")
-        return Layer(q, k, terms[0], self.attention.encoding.scale, mask[sets])
+        term, factor = quadratic(self.attention.encoding, terms), self.attention.encoding.scale if scaled else 1.0
+        return Layer(q, k, term, factor, mask[sets])
 
 
 @contextmanager
 def watch_layers(model: UniTR) -> Iterator[list[SeenLayer]]:
     """In this context a forward pass leaves every layer of the backbone in the list, which a next pass fills anew."""
-    layers = [module for module in model.backbone.modules() if isinstance(module, SetAttention)]
-    found: list[SeenLayer] = []
+    attentions = [module for module in model.backbone.modules() if isinstance(module, SetAttention)]
+    layers: list[SeenLayer] = []
 
     def note(module: Any, args: tuple[Any, ...]) -> None:
         x, partition, *more = args
-        if module is layers[0]:
-            found.clear()
+        if module is attentions[0]:
+            layers.clear()
         added = more[0] if more else None
-        found.append(SeenLayer(module, x, x if added is None else x + added, partition))
+        layers.append(SeenLayer(module, x, x if added is None else x + added, partition))
 
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
-    try:
-        with torch.no_grad():
-            yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked([attention.register_forward_pre_hook(note) for attention in attentions]):
+        yield layers
 
 
-def score_frames(
-    model: UniTR,
-    dataset: Any,
-    samples: int,
-    *,
-    collate: Callable[[Sequence[Any]], Any],
-    tau: float | None,
-    scaled: bool,
-    tell: Callable[[str], object],
-) -> Heads:
-    """The heads of all layers over `samples` keyframes of a data set, spread evenly over it."""
-    total = min(samples, len(dataset))
-    heads: Heads | None = None
+@contextmanager
+def look(model: UniTR, scaled: bool) -> Iterator[Callable[[Mapping[str, Any]], list[Layer]]]:
+    """In this context, a function that gives the layers of a pass over a batch."""
     with watch_layers(model) as layers:
-        for number in range(total):
-            batch = collate([dataset[number * len(dataset) // total]])
-            model.backbone(*model.tokenize(*(batch[name] for name in model.inputs)))
-            heads = heads or Heads.empty(len(layers), layers[0].attention.heads)
-            parts = [seen.scores() for seen in layers]
-            heads.add(parts if scaled else [replace(part, factor=1.0) for part in parts], tau)
-            heads.samples = number + 1
-            tell(f"heads: {number + 1} of {total} samples")
-    if heads is None or not heads.pairs.all():
-        raise ReportError(f"none of the {total} samples has a token, so heads have no score")
-    return heads
+
+        def run(batch: Mapping[str, Any]) -> list[Layer]:
+            inputs: list[Any] = [batch[name] for name in model.inputs]
+            model.backbone(*model.tokenize(*inputs))
+            return [seen.scores(scaled=scaled) for seen in layers]
+
+        yield run
 
 
 @dataclass(frozen=True)
@@ -124,6 +100,16 @@ class PillarMaps:
     def shares(self) -> Tensor:
         """(V,): the attention that the patches of each camera get."""
         return self.attention.nan_to_num(0.0).sum((1, 2))
+
+    @property
+    def query_name(self) -> str:
+        x, y = self.places[self.query].tolist()
+        return f"pillar (orange) at x {x:.1f} m, y {y:.1f} m, in sets of {self.space}"
+
+    def arrays(self) -> dict[str, Tensor]:
+        """For the file of numbers."""
+        names = ("images", "places", "pillars", "shares", *PARTS)
+        return {"query": torch.tensor(self.query), **{name: getattr(self, name) for name in names}}
 
 
 def make_pillar_maps(
@@ -180,16 +166,6 @@ def joint_layers(model: UniTR) -> list[int]:
     return [1 + each * block + i for block, (space, _) in enumerate(PLAN) if space == "canvas" for i in range(each)]
 
 
-def save(path: Path, maps: PillarMaps) -> None:
-    """The numbers of the maps as a NumPy archive."""
-    import numpy
-
-    arrays = {name: getattr(maps, name).numpy() for name in ("images", "places", "pillars", "shares", *PARTS)}
-    buffer = io.BytesIO()
-    numpy.savez_compressed(buffer, query=maps.query, **arrays)
-    checkpoint.write(path, buffer.getvalue())
-
-
 def draw(path: Path, maps: PillarMaps, *, title: str) -> None:
     """The six images with the attention of their patches, the pillars from above, and below them the parts of the
     scores in the camera that gets most attention."""
@@ -218,7 +194,7 @@ def draw(path: Path, maps: PillarMaps, *, title: str) -> None:
     axis.set(xlabel="x in m", ylabel="y in m")
     figure.colorbar(dots, ax=axis, fraction=0.04)
     _draw_parts(figure, grid, maps, size)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(f"{title}, query: {maps.query_name}", fontsize=11)
     save_figure(figure, path)
 
 

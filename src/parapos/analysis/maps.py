@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,15 @@ class Strip:
     attention: Tensor
     shares: Tensor
     data: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """For the file of numbers; those of an image without the axis of time."""
+        parts = {name: getattr(self, name) for name in PARTS}
+        arrays = {"sum": self.distance + self.direction + self.semantics, **parts}
+        query = torch.tensor(self.query)
+        if self.kind == IMAGE:
+            return {"image": self.pictures[0], "query": query[1:], **{name: x[0] for name, x in arrays.items()}}
+        return {**arrays, "pictures": self.pictures, "query": query, "shares": self.shares, **self.data}
 
 
 def make_maps(
@@ -191,19 +201,12 @@ def paint(counts: Tensor) -> Tensor:
     return (1 - ink).clamp(0, 1)
 
 
-def save(path: Path, strip: Strip) -> None:
-    """The numbers of the maps as a NumPy archive; those of an image without the axis of time."""
+def save(path: Path, maps: Any) -> None:
+    """The arrays of maps as a NumPy archive."""
     import numpy
 
-    parts = {name: getattr(strip, name) for name in PARTS}
-    arrays = {"sum": strip.distance + strip.direction + strip.semantics, **parts}
-    query = torch.tensor(strip.query)
-    if strip.kind == IMAGE:
-        arrays = {"image": strip.pictures[0], "query": query[1:], **{name: x[0] for name, x in arrays.items()}}
-    else:
-        arrays |= {"pictures": strip.pictures, "query": query, "shares": strip.shares, **strip.data}
     buffer = io.BytesIO()
-    numpy.savez_compressed(buffer, **{name: value.numpy() for name, value in arrays.items()})
+    numpy.savez_compressed(buffer, **{name: value.numpy() for name, value in maps.arrays().items()})
     checkpoint.write(path, buffer.getvalue())
 
 

@@ -7,7 +7,6 @@ All maps of a kind and a strip have one colour scale, so that they can be compar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ WIDTH, SIDES = 9.5, (1.0, 1.9)  # inches for all cells of a row, and of a cell's
 LINEAR, FAR = 1.0, 20.0  # where scores go beyond +-FAR, those beyond +-LINEAR are drawn by their logarithm
 
 
-def draw(path: Path, strips: Sequence[Strip], *, title: str) -> None:
+def draw(path: Path, *strips: Strip, title: str) -> None:
     """Pictures, distance, direction, semantics, their sum, and its softmax: below each other, with time to the right.
     Of images, a row for each. The query is marked in orange."""
     pyplot = load_pyplot()

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from ..attention.terms import Quadratic
+from ..attention.terms import Quadratic, Term
 from ..blocks import Attention
 from ..data.batch import collate as padded
 from ..experiments.store import ReportError
@@ -71,10 +73,6 @@ class Parts:
         """Softmax of the scores, 0 wherever padding takes part."""
         return self.scores.softmax(-1).masked_fill(~self.real, 0.0)
 
-    @property
-    def samples(self) -> int:
-        return self.semantics.shape[0]
-
     def blocks(self) -> Iterator[Parts]:
         yield self
 
@@ -88,6 +86,11 @@ class Layer:
     term: Quadratic
     factor: float
     mask: Tensor | None = None  # (B, N)
+    name: str = ""
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1]
 
     def parts(self, batch: slice = WHOLE, rows: slice = WHOLE) -> Parts:
         """The parts of some samples and some queries."""
@@ -96,8 +99,8 @@ class Layer:
         M, g = (None if x is None else x[batch, :, rows] for x in (self.term.M, self.term.g))
         term = Quadratic(M, g, self.term.r.take(batch, rows), self.term.key_positions.take(batch))
 
-        def part(some: Quadratic) -> Tensor:
-            return (some.scores(torch.float64) * self.factor).expand_as(semantics)
+        def part(one: Quadratic) -> Tensor:
+            return (one.scores(torch.float64) * self.factor).expand_as(semantics)
 
         none = torch.zeros_like(semantics)
         distance = part(dataclasses.replace(term, g=None)) if term.M is not None else none
@@ -107,19 +110,33 @@ class Layer:
 
     def blocks(self) -> Iterator[Parts]:
         """All parts, at most about BLOCK scores at a time."""
-        _, heads, tokens, _ = self.q.shape
+        samples, heads, tokens, _ = self.q.shape
         step = max(1, BLOCK // max(1, heads * tokens))
-        for sample in range(self.samples):
+        for sample in range(samples):
             for start in range(0, tokens, step):
                 yield self.parts(slice(sample, sample + 1), slice(start, start + step))
-
-    @property
-    def samples(self) -> int:
-        return self.q.shape[0]
 
 
 def attention_layers(model: nn.Module) -> list[Attention]:
     return [module for module in model.modules() if isinstance(module, Attention)]
+
+
+def quadratic(encoding: nn.Module, terms: Sequence[Term]) -> Quadratic:
+    """The one term of a PaPE."""
+    if len(terms) != 1 or not isinstance(terms[0], Quadratic):
+        raise ReportError(f"expected an encoding with one quadratic term, got {type(encoding).__name__}")
+    return terms[0]
+
+
+@contextmanager
+def hooked(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
+    """A context without gradients, at whose end the hooks are removed."""
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
@@ -128,27 +145,33 @@ def watch(model: nn.Module, *, scaled: bool = True) -> Iterator[list[Layer]]:
 
     scaled=False leaves out the factor of q.k.
     """
-    layers, found, masks = attention_layers(model), list[Layer](), dict[nn.Module, Tensor | None]()
+    attentions, layers, masks = attention_layers(model), list[Layer](), dict[nn.Module, Tensor | None]()
 
     def note_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         masks[module.encoding] = kwargs.get("mask", args[2] if len(args) > 2 else None)
 
     def note(module: Any, args: tuple[Any, ...], answer: Any) -> None:
         q, k, terms = answer
-        if len(terms) != 1 or not isinstance(terms[0], Quadratic):
-            raise ReportError(f"expected an encoding with one quadratic term, got {type(module).__name__}")
-        if module is layers[0].encoding:
-            found.clear()
-        found.append(Layer(q, k, terms[0], module.scale if scaled else 1.0, masks[module]))
+        if module is attentions[0].encoding:
+            layers.clear()
+        layers.append(Layer(q, k, quadratic(module, terms), module.scale if scaled else 1.0, masks[module]))
 
-    hooks = [layer.register_forward_pre_hook(note_mask, with_kwargs=True) for layer in layers]
-    hooks += [layer.encoding.register_forward_hook(note) for layer in layers]
-    try:
-        with torch.no_grad():
-            yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+    hooks = [attention.register_forward_pre_hook(note_mask, with_kwargs=True) for attention in attentions]
+    hooks += [attention.encoding.register_forward_hook(note) for attention in attentions]
+    with hooked(hooks):
+        yield layers
+
+
+@contextmanager
+def look(model: nn.Module, scaled: bool) -> Iterator[Callable[[Mapping[str, Any]], Sequence[Layer]]]:
+    """In this context, a function that gives the layers of a pass over a batch."""
+    with watch(model, scaled=scaled) as layers:
+
+        def run(batch: Mapping[str, Any]) -> list[Layer]:
+            model(*(batch[name] for name in getattr(model, "inputs", ("image",))))
+            return layers
+
+        yield run
 
 
 def selected(attention: Tensor, tau: float = TAU) -> Tensor:
@@ -161,7 +184,8 @@ def selected(attention: Tensor, tau: float = TAU) -> Tensor:
 @dataclass
 class Heads:
     """Sums over pairs, per layer and head (L, H): logarithms of the sums of P / gamma and Y / gamma, their number, the
-    sum of the bounded score (P - Y) / (P + Y), and how many pairs have a part beyond +-EXTREME."""
+    sum of the bounded score (P - Y) / (P + Y), and how many pairs have a part beyond +-EXTREME. Where a layer has fewer
+    heads than others there are no pairs, and scores are NaN. names: of the layers, if they have some."""
 
     positional: Tensor
     semantic: Tensor
@@ -169,6 +193,7 @@ class Heads:
     bounded_sum: Tensor
     extreme: Tensor
     samples: int = 0
+    names: tuple[str, ...] = ()
 
     @classmethod
     def empty(cls, depth: int, heads: int) -> Heads:
@@ -177,14 +202,14 @@ class Heads:
         count = torch.zeros(shape, dtype=torch.int64)
         return cls(low, low.clone(), count, torch.zeros(shape, dtype=torch.float64), count.clone())
 
-    def add(self, layers: Sequence[Parts | Layer], tau: float | None = TAU) -> None:
-        """Takes in a batch. tau=None takes all pairs."""
+    def add(self, layers: Sequence[Any], tau: float | None = TAU, *, samples: int = 1) -> None:
+        """Takes in a batch: of each layer an object whose `blocks` are `Parts`. tau=None takes all pairs."""
         for index, layer in enumerate(layers):
             for parts in layer.blocks():
-                self._add(index, parts, tau)
-        self.samples += layers[0].samples
+                self._add((index, slice(parts.semantics.shape[1])), parts, tau)
+        self.samples += samples
 
-    def _add(self, index: int, parts: Parts, tau: float | None) -> None:
+    def _add(self, here: tuple[int, slice], parts: Parts, tau: float | None) -> None:
         lp, ly, scores = parts.position, parts.semantics, parts.scores
         lg = scores.logsumexp(-1, keepdim=True)
         chosen = parts.real if tau is None else selected((scores - lg).exp(), tau) & parts.real
@@ -192,11 +217,11 @@ class Heads:
         def log_sum(x: Tensor) -> Tensor:
             return x.masked_fill(~chosen, -torch.inf).transpose(0, 1).flatten(1).logsumexp(-1)
 
-        self.positional[index] = torch.logaddexp(self.positional[index], log_sum(lp - lg))
-        self.semantic[index] = torch.logaddexp(self.semantic[index], log_sum(ly - lg))
-        self.pairs[index] += chosen.sum((0, 2, 3))
-        self.bounded_sum[index] += ((lp - ly) / 2).tanh().masked_fill(~chosen, 0.0).sum((0, 2, 3))
-        self.extreme[index] += (((lp.abs() > EXTREME) | (ly.abs() > EXTREME)) & chosen).sum((0, 2, 3))
+        self.positional[here] = torch.logaddexp(self.positional[here], log_sum(lp - lg))
+        self.semantic[here] = torch.logaddexp(self.semantic[here], log_sum(ly - lg))
+        self.pairs[here] += chosen.sum((0, 2, 3))
+        self.bounded_sum[here] += ((lp - ly) / 2).tanh().masked_fill(~chosen, 0.0).sum((0, 2, 3))
+        self.extreme[here] += (((lp.abs() > EXTREME) | (ly.abs() > EXTREME)) & chosen).sum((0, 2, 3))
 
     @property
     def z(self) -> Tensor:
@@ -211,14 +236,20 @@ class Heads:
         """Numbers beyond float64 are null; the logarithms of both means say what they are."""
         count = self.pairs.double().log()
         values = {
-            "z": [[x if abs(x) < float("inf") else None for x in row] for row in self.z.tolist()],
-            "log_mean_positional": (self.positional - count).tolist(),
-            "log_mean_semantic": (self.semantic - count).tolist(),
-            "bounded": self.bounded.tolist(),
-            "pairs": self.pairs.tolist(),
-            "extreme_pairs": self.extreme.tolist(),
+            "z": self.z.where(self.z.isfinite(), torch.nan),
+            "log_mean_positional": self.positional - count,
+            "log_mean_semantic": self.semantic - count,
+            "bounded": self.bounded,
+            "pairs": self.pairs,
+            "extreme_pairs": self.extreme,
         }
-        return json.dumps({**about, "samples": self.samples, "averaged": "over all selected pairs", **values}, indent=1)
+        if self.names:
+            about["blocks"] = self.names
+        about |= {"samples": self.samples, "averaged": "over all selected pairs"}
+        for name, rows in values.items():
+            there = [row[pairs > 0].tolist() for row, pairs in zip(rows, self.pairs, strict=True)]
+            about[name] = [[None if math.isnan(value) else value for value in row] for row in there]
+        return json.dumps(about, indent=1)
 
 
 def score_heads(
@@ -231,26 +262,28 @@ def score_heads(
     tau: float | None = TAU,
     scaled: bool = True,
     tell: Callable[[str], object] = lambda line: None,
+    look: Callable[[Any, bool], AbstractContextManager[Callable[[Any], Sequence[Any]]]] = look,
 ) -> Heads:
     """z over `samples` of a dataset, spread evenly over it. batch: samples at a time; by default 8 images, or 1 of
     what has more tokens than an image. collate: samples to a batch, by default as the dataset says what is ragged.
-    scaled=False leaves out the factor of q.k."""
+    scaled=False leaves out the factor of q.k. look: how layers are seen in a pass, if not as those of `Attention`."""
     total = min(samples, len(dataset))
     chosen = [i * len(dataset) // total for i in range(total)]
-    names = getattr(model, "inputs", ("image",))
     collate = collate or partial(padded, ragged=getattr(dataset, "ragged", ()))
-    batch = batch or (8 if "image" in names else 1)
-    layers = attention_layers(model)
-    found = Heads.empty(len(layers), layers[0].heads)
-    told = time.monotonic()
-    with watch(model, scaled=scaled) as watched:
+    batch = batch or (8 if "image" in getattr(model, "inputs", ("image",)) else 1)
+    heads: Heads | None = None
+    reported = time.monotonic()
+    with look(model, scaled) as run:
         for start in range(0, total, batch):
-            given = collate([dataset[i] for i in chosen[start : start + batch]])
-            model(*(given[name] for name in names))
-            found.add(watched, tau)
-            if time.monotonic() - told > EVERY or start + batch >= total:
-                told = time.monotonic()
-                tell(f"heads: {found.samples} of {total} samples")
-    if not found.pairs.all():
+            indices = chosen[start : start + batch]
+            layers = run(collate([dataset[i] for i in indices]))
+            if heads is None:
+                heads = Heads.empty(len(layers), max(layer.heads for layer in layers))
+                heads.names = tuple(filter(None, (layer.name for layer in layers)))
+            heads.add(layers, tau, samples=len(indices))
+            if time.monotonic() - reported > EVERY or start + batch >= total:
+                reported = time.monotonic()
+                tell(f"heads: {heads.samples} of {total} samples")
+    if heads is None or not heads.pairs.any(1).all():
         raise ReportError(f"none of the {total} samples has a token, so heads have no score")
-    return found
+    return heads
