@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parapos.encodings import ENCODINGS
+from parapos.encodings import ENCODINGS, create_encoding
 from parapos.experiments import demo, render
 from parapos.experiments.tables_spec import paper
 from tools import blocks, figures
@@ -45,12 +45,29 @@ def test_sentences_on_the_demo():
     for group in render.groups(seeds.grid):
         beyond = {name: statistics.fmean(seeds.beyond(name, group)) for name in demo.ENCODINGS}
         assert max(beyond, key=lambda name: beyond[name]) == "lookhere"
-    words = {4: "Four", 8: "Eight"}
-    assert f"{words[seeds.seeds]} seeds, mean" in README
+        if group.caption.endswith("interpolated"):
+            gap = abs(beyond["rope"] - beyond["pape"])
+            errors = [statistics.variance(seeds.beyond(name, group)) / seeds.seeds for name in ("rope", "pape")]
+            assert gap < sum(errors) ** 0.5, "the README calls them level"
+    assert "RoPE is level with PaPE" in README
+    words = {4: "four", 8: "eight"}
+    assert f"mean and range of {words[seeds.seeds]} seeds" in README
+    assert f"what {words[seeds.seeds]} seeds gave, mean" in README
+
+
+def test_lookhere_is_bound_to_a_grid():
+    assert "LookHere, which is defined for 2D grids of image patches only" in README
+    for dimensions in (1, 3):
+        with pytest.raises(ValueError, match="lookhere needs pos_dim 2"):
+            create_encoding("lookhere", dim=24, heads=12, head_dim=2, pos_dim=dimensions)
+        create_encoding("pape", dim=24, heads=12, head_dim=2, pos_dim=dimensions)
 
 
 def test_sentences_on_the_paper():
     at_224 = [row[0] for row in paper()["extrapolation"]["rows"].values()]
+    assert "In the paper it is behind PaPE at every size" in README
+    rows = paper()["extrapolation"]["rows"]
+    assert all(ours > theirs for ours, theirs in zip(rows["pape"], rows["lookhere"], strict=True))
     assert f"within {max(at_224) - min(at_224):.1f} points of each other" in README
 
 
