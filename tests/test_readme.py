@@ -88,6 +88,8 @@ def test_what_other_packages_have(package, has):
     sources = "\n".join(path.read_text() for path in Path(spec.submodule_search_locations[0]).rglob("*.py"))
     assert has in sources
     assert not re.search(r"lookhere|parabolic", sources, re.IGNORECASE)
+    if package == "x_transformers":
+        assert not re.search(r"mixed.?(rope|rotary)|(rope|rotary).?mixed", sources, re.IGNORECASE)
     if package == "timm":
         assert not re.search(r"\balibi\b", sources, re.IGNORECASE)
 
