@@ -1,6 +1,7 @@
 """Benchmarks of detectors: they run, measure what they say, and refuse what cannot be measured."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,20 @@ def test_quick_run(results):
     assert told.startswith("A SMOKE TEST, NOT A RESULT")
     assert "64 boxes an image" in told
     assert "5 images with 100 detections" in told
+
+
+def test_committed_results():
+    """benchmarks/detection.* are of the sizes that are promised, and within the limits; docs/detection.md has them."""
+    path = Path(__file__).parents[2] / "benchmarks" / "detection.json"
+    results = json.loads(path.read_text())
+    assert "quick" not in results
+    assert results["setting"] == dict(model="vit_det_base", size=640, batch=1, boxes=64, images=5000, found=100)
+    for name, limit in (("assignment", 0.05), ("evaluation", 0.5)):
+        assert results[name]["ratio"] <= limit
+    assert results["evaluation"]["largest_difference"] < 1e-6
+    told = path.with_suffix(".md").read_text()
+    assert told == bench.markdown(results) + "\n"
+    assert told in (path.parents[1] / "docs" / "detection.md").read_text()
 
 
 def test_command(results, monkeypatch, tmp_path, capsys):
