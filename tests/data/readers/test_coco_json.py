@@ -1,6 +1,9 @@
 """COCO's lists of instances: what they say, and what is refused with the file and the id."""
 
+import copy
 import json
+import random
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -8,6 +11,8 @@ import pytest
 from parapos.data import FormatError
 from parapos.data.readers import coco_json
 from tests.golden import SAMPLES
+
+from .fuzz import mutations, survive
 
 
 def whole():
@@ -67,6 +72,7 @@ BAD_BOXES = {
     r"bbox \[-20, 1, 4, 3\] leaves image 9": {"bbox": [-20, 1, 4, 3]},
     "its id occurs twice": {"id": 3},
     "expected an area of 0 or more": {"area": float("nan")},
+    "expected an area of 0 or more, got 1000": {"area": 10**400},
     "expected iscrowd to be 0 or 1": {"iscrowd": 2},
 }
 
@@ -122,6 +128,75 @@ def test_files_that_are_no_lists(tmp_path):
         coco_json.read(path)
     with pytest.raises(FormatError, match="no such file"):
         coco_json.read(tmp_path / "nothing.json")
+
+
+ODD = [
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    10**400,
+    -1e308,
+    float("nan"),
+    "",
+    "x" * 900,
+    "\ud800",
+    [],
+    {},
+    [1] * 900,
+    [[1, 2]] * 4,
+]
+ODD.append(reduce(lambda inner, _: [inner], range(900), 0))  # nested as deeply as JSON may be
+
+
+def structured(count):
+    """Files with values that were replaced, taken away or doubled: JSON, but not what COCO's files hold."""
+    rng = random.Random(1)
+    for _ in range(count):
+        data = copy.deepcopy(whole())
+        for _ in range(rng.randint(1, 2)):
+            part = data
+            while True:
+                key = rng.choice(list(part) if isinstance(part, dict) else range(len(part)))
+                if not isinstance(part[key], dict | list) or not part[key] or rng.random() < 0.2:
+                    break
+                part = part[key]
+            if rng.random() < 0.2:
+                del part[key]
+            elif isinstance(part, list) and rng.random() < 0.2:
+                part.append(copy.deepcopy(part[key]))
+            else:
+                part[key] = rng.choice(ODD)
+            if not data:
+                break
+        yield json.dumps(data).encode()
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_broken_files(skip, tmp_path, count=1500):
+    """Half of them broken as bytes, of which few are still JSON, and half as JSON."""
+    path, text = tmp_path / "x.json", json.dumps(whole()).encode()
+    for files, least in ((mutations([text], count), 1), (structured(count), count // 60)):
+        read = partial(coco_json.read, skip=skip)
+        good, refused = survive(read, files, path, per_byte=100, least=10**6, place="")
+        assert min(good, refused) >= least
+
+
+def test_an_id_that_no_array_holds(tmp_path):
+    data = whole()
+    data["annotations"][1]["id"] = 2**70
+    with pytest.raises(FormatError, match="annotation at place 1: expected a dictionary with a whole id"):
+        coco_json.parse(data)
+    assert len(coco_json.parse(data, skip=True).boxes) == 2
+
+
+def test_names_must_be_text_that_files_can_have(tmp_path):
+    for key, name in (("images", "file_name"), ("categories", "name")):
+        data = whole()
+        data[key][0][name] = "a\ud800"
+        with pytest.raises(FormatError, match="expected a "):
+            coco_json.parse(data)
 
 
 @pytest.mark.skipif(not (SAMPLES / "coco_tiny").is_dir(), reason="no samples")

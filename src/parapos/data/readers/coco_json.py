@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from reprlib import repr as shown  # short, however long or deep a value is
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -141,11 +142,13 @@ def _images(data: Mapping[str, Any], path: Path) -> list[ImageInfo]:
             raise FormatError(f"{path}: image {number}: its id occurs twice, expected once")
         name = entry.get("file_name")
         parts = PurePosixPath(name).parts if isinstance(name, str) else ()
-        if not parts or name[0] == "/" or ".." in parts or "\0" in name:
-            raise FormatError(f"{path}: image {number}: expected a file_name within the folder of images, got {name!r}")
+        if not parts or name[0] == "/" or ".." in parts or "\0" in name or not _is_text(name):
+            told = f"expected a file_name within the folder of images, got {shown(name)}"
+            raise FormatError(f"{path}: image {number}: {told}")
         height, width = (entry.get(key) for key in ("height", "width"))
         if not all(type(side) is int and 1 <= side < 2**20 for side in (height, width)):
-            raise FormatError(f"{path}: image {number}: expected whole height and width, got {height!r}, {width!r}")
+            told = f"expected whole height and width, got {shown(height)}, {shown(width)}"
+            raise FormatError(f"{path}: image {number}: {told}")
         found[number] = ImageInfo(number, str(name), height, width)
     if not found:
         raise FormatError(f"{path}: no images, expected at least one")
@@ -158,8 +161,8 @@ def _categories(data: Mapping[str, Any], path: Path) -> list[tuple[int, str]]:
         number, name = _id(entry, "category", position, path), entry.get("name")
         if number in found:
             raise FormatError(f"{path}: category {number}: its id occurs twice, expected once")
-        if not isinstance(name, str) or not name.strip():
-            raise FormatError(f"{path}: category {number}: expected a name, got {name!r}")
+        if not isinstance(name, str) or not name.strip() or not _is_text(name):
+            raise FormatError(f"{path}: category {number}: expected a name, got {shown(name)}")
         found[number] = name
     if not found:
         raise FormatError(f"{path}: no categories, expected at least one")
@@ -175,32 +178,32 @@ def _annotation(
     used: set[int],
 ) -> _Row:
     """Image, position in the file, box, label, whether a crowd, area and id."""
-    if not isinstance(entry, dict) or type(number := entry.get("id")) is not int:
-        raise _Bad(f"annotation at place {position}: expected a dictionary with a whole id, got {entry!r:.80}")
+    if not isinstance(entry, dict) or not _is_id(number := entry.get("id")):
+        raise _Bad(f"annotation at place {position}: expected a dictionary with a whole id, got {shown(entry)}")
     name = f"annotation {number}"
     if number in used:
         raise _Bad(f"{name}: its id occurs twice, expected once")
     used.add(number)
     image, category = entry.get("image_id"), entry.get("category_id")
     if type(image) is not int or image not in place:
-        raise _Bad(f"{name}: image {image!r} is not in the list of images")
+        raise _Bad(f"{name}: image {shown(image)} is not in the list of images")
     if type(category) is not int or category not in label:
-        raise _Bad(f"{name}: category {category!r} is not in the list of categories")
+        raise _Bad(f"{name}: category {shown(category)} is not in the list of categories")
     box = entry.get("bbox")
     if not isinstance(box, list) or len(box) != 4 or not all(type(v) in (int, float) for v in box):
-        raise _Bad(f"{name}: expected a bbox of four numbers, got {box!r:.80}")
+        raise _Bad(f"{name}: expected a bbox of four numbers, got {shown(box)}")
     x, y, w, h = (float(v) if abs(v) < 2**53 else math.inf for v in box)
     if not all(map(math.isfinite, (x, y, w, h))) or w < 0 or h < 0:
-        raise _Bad(f"{name}: expected finite numbers and no negative width or height, got bbox {box}")
+        raise _Bad(f"{name}: expected finite numbers and no negative width or height, got bbox {shown(box)}")
     info = images[place[image]]
     if x < -SLACK or y < -SLACK or x + w > info.width + SLACK or y + h > info.height + SLACK:
-        told = f"bbox {box} leaves image {image} of {info.width} x {info.height} pixels"
+        told = f"bbox {shown(box)} leaves image {image} of {info.width} x {info.height} pixels"
         raise _Bad(f"{name}: {told}, expected it inside")
     area, crowd = entry.get("area", w * h), entry.get("iscrowd", 0)
-    if type(area) not in (int, float) or not 0 <= area < math.inf:
-        raise _Bad(f"{name}: expected an area of 0 or more, got {area!r:.80}")
+    if type(area) not in (int, float) or not 0 <= area < 2**53:
+        raise _Bad(f"{name}: expected an area of 0 or more, got {shown(area)}")
     if crowd not in (0, 1):
-        raise _Bad(f"{name}: expected iscrowd to be 0 or 1, got {crowd!r:.80}")
+        raise _Bad(f"{name}: expected iscrowd to be 0 or 1, got {shown(crowd)}")
     return place[image], position, [x, y, w, h], label[category], bool(crowd), float(area), number
 
 
@@ -212,6 +215,18 @@ def _list(data: Mapping[str, Any], key: str, path: Path) -> list[Any]:
 
 
 def _id(entry: Any, what: str, position: int, path: Path) -> int:
-    if not isinstance(entry, dict) or type(number := entry.get("id")) is not int or not abs(number) < 2**63:
-        raise FormatError(f"{path}: {what} at place {position}: expected a whole id, got {entry!r:.80}")
+    if not isinstance(entry, dict) or not _is_id(number := entry.get("id")):
+        raise FormatError(f"{path}: {what} at place {position}: expected a whole id, got {shown(entry)}")
     return number
+
+
+def _is_id(value: Any) -> TypeGuard[int]:
+    return type(value) is int and abs(value) < 2**63
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 has it. JSON may hold halves of characters, which no file and no terminal takes."""
+    try:
+        return bool(value.encode())
+    except UnicodeEncodeError:
+        return False
