@@ -174,9 +174,9 @@ def structured(count):
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_broken_files(skip, tmp_path, count=1500):
+def test_broken_files(skip, tmp_path):
     """Half of them broken as bytes, of which few are still JSON, and half as JSON."""
-    path, text = tmp_path / "x.json", json.dumps(whole()).encode()
+    path, text, count = tmp_path / "x.json", json.dumps(whole()).encode(), 1500
     for files, least in ((mutations([text], count), 1), (structured(count), count // 60)):
         read = partial(coco_json.read, skip=skip)
         good, refused = survive(read, files, path, per_byte=100, least=10**6, place="")
