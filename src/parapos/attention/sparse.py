@@ -103,9 +103,13 @@ class Keys(NamedTuple):
     def of(cls, tiles: Tiling, k: Tensor, visible: Tensor) -> Keys:
         """k (T, s, h) and visible (T, s) in the order of the tiles; keys that nobody sees do not count."""
         count = visible.sum(1)
-        some = visible[..., None]
-        centroid = torch.where(some, k, 0.0).sum(1) / count.clamp(min=1)[:, None]
-        radius = torch.where(some, k - centroid[:, None], 0.0).norm(dim=-1).amax(1)
+        if visible.all():
+            centroid = k.mean(1)
+            radius = (k - centroid[:, None]).norm(dim=-1).amax(1)
+        else:
+            some = visible[..., None]
+            centroid = torch.where(some, k, 0.0).sum(1) / count.clamp(min=1)[:, None]
+            radius = torch.where(some, k - centroid[:, None], 0.0).norm(dim=-1).amax(1)
         return cls(tiles.low, tiles.high, centroid, radius, count)
 
     def merged(self, size: int) -> Keys:

@@ -11,208 +11,31 @@ of keys, s slots of a tile, G tiles of queries in a group, L tiles of keys that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
 from itertools import product
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..relative import contract, function, functions, project
+from ..relative import functions, project
 from ..tracing import no_autocast
 from . import sparse
-from .columns import ALLOWED, GRADIENT_ROUNDING, ROUNDING
+from .columns import ALLOWED, GRADIENT_ROUNDING
+from .head import Head, of_index, wide_type
 from .kernels import Call
 from .scores import empty_heads
 from .terms import Relative
-from .tiling import Columns, Side, sides, tile_columns, tilings
 
-SAMPLED = (2, 4)  # heads, and tiles of queries of each, that the share of tiles is estimated from
-BLOCK = 2**19  # pairs of a query and a tile of keys that are bounded at one time
-GROUP_BYTES = 3 * 2**20  # gathered keys and values, or a bias, at one time
-HIDDEN = -1e30  # the score of an empty slot
+SAMPLED = (
+    3,
+    4,
+    4,
+)  # one head of so many, at most so many, and tiles of queries of each: the share is estimated from these
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-def is_separable(term: Relative) -> bool:
-    """Whether a term can be columns."""
-    return term.scaled and all(e[0] == -2 or 0 <= sum(e) <= 2 for e in term.exponents)
-
-
-def _of(x: Any, i: int) -> Any:
-    """The i-th of things, or the one that all share."""
-    return x[i if len(x) > 1 else 0]
-
-
-class Head:
-    """One head of one sample in the order of its tiles, in float32 at least."""
-
-    def __init__(self, call: Call, terms: Sequence[Relative], coefficients: Sequence[Tensor], b: int, h: int) -> None:
-        at, to, n = terms[0].r, terms[0].key_positions, call.q.shape[2]
-        self.terms, self.scale = terms, call.scale
-        self.factors = [call.scale if term.scaled else 1.0 for term in terms]
-        self.dtype = _wide(call.q)
-        self.tiles, self.key_tiles = (_of(tilings(x), b) for x in (at, to))
-        mask = None if call.mask is None else _of(_of(call.mask, b), h)  # (n or 1, N)
-        self.mask = mask if mask is not None and len(mask) > 1 else None
-        padding = mask[0] if mask is not None and len(mask) == 1 else None
-        self.rows, self.keys = _of(sides(at, 0), b), _of(sides(to, 1), b)
-        if padding is not None and len(loose := self.key_tiles.unplaced):
-            self.keys = Side.of(_of(to.r, b), self.key_tiles, loose[padding[loose]], 1)
-        self.key_index = self.keys.index.clamp(min=0)
-        self.visible = self.keys.index >= 0  # (T, s)
-        if padding is not None:
-            self.visible = self.visible & padding[self.key_index]
-        self.index = torch.where(self.rows.index < 0, self.rows.index[:, :1], self.rows.index)
-        self.q, self.k, self.v = self.order(call.q[b, h]), self.order_keys(call.k[b, h]), call.v[b, h]
-        self.c = [self.order(_of(_of(c, b), h).expand(n, -1)) for c in coefficients]
-        self.columns: Columns | None = None
-        if not call.exact and len(terms) == 1 and is_separable(terms[0]) and self.dtype == torch.float32:
-            made = _of(tile_columns(at, terms[0].exponents), b)
-            lost = (self.c[0].abs().amax(1) * made.bound).sum(-1).amax() * self.scale * ROUNDING
-            self.columns = made if float(lost) <= ALLOWED else None
-
-    def order(self, x: Tensor) -> Tensor:
-        """Queries in tiles: (Q, s, ...). Empty slots repeat the first of their tile."""
-        return x[self.index].to(self.dtype)
-
-    def order_keys(self, x: Tensor) -> Tensor:
-        """Keys in tiles: (T, s, ...). Empty slots hold some key."""
-        return x[self.key_index].to(self.dtype)
-
-    def bias(self, rows: Tensor, lists: Tensor) -> Tensor:
-        """The terms of tiles of queries and their tiles of keys, -inf for what is hidden: (G, 1, s, L s)."""
-        to = self.keys.at[lists].flatten(1, 2)
-        total: Tensor | None = None
-        for term, c, factor in zip(self.terms, self.c, self.factors, strict=True):
-            basis = functions(self.rows.at[rows], to, term.exponents, self.dtype)
-            more = contract(c[rows][:, None] * factor, basis)
-            total = more if total is None else total + more
-        assert total is not None
-        return total.masked_fill(~self.looks(rows, lists), -torch.inf)
-
-    def looks(self, rows: Tensor, lists: Tensor) -> Tensor:
-        """Where a query may look: (G, 1, 1 or s, L s)."""
-        looks = self.visible[lists].flatten(1)[:, None, None]
-        if self.mask is None:
-            return looks
-        return looks & self.mask[self.index[rows][:, :, None], self.key_index[lists].flatten(1)[:, None]][:, None]
-
-    def needed(self, rows: Tensor, tolerance: float, weighted: bool) -> Tensor:
-        """Which tiles of keys these tiles of queries need: (G, T) boolean. The proof is in sparse.py."""
-        compact, count = self.keys.compact, len(self.keys.index) - 1
-        needed = torch.ones(len(rows), count + 1, dtype=torch.bool, device=self.q.device)
-        needed[:, -1] = False
-        tiled = (rows < self.rows.compact).nonzero()[:, 0]
-        if not compact or not len(tiled):
-            return needed
-        keys = sparse.Keys.of(self.key_tiles, self.k[:compact], self.visible[:compact])
-        coarse = keys.merged(sparse.COARSE) if compact % sparse.COARSE == 0 and compact > 4 * sparse.COARSE else None
-        # Tiles that are neighbours need about the same. Without coarse tiles there is no such reason for small blocks.
-        step = sparse.COARSE if coarse is not None else max(sparse.COARSE, BLOCK // (self.q.shape[1] * compact))
-        for part in tiled.split(step):
-            needed[part, :compact] = self._needed(rows[part], keys, coarse, tolerance, weighted)
-        return needed
-
-    def _needed(
-        self, rows: Tensor, keys: sparse.Keys, coarse: sparse.Keys | None, tolerance: float, weighted: bool
-    ) -> Tensor:
-        f = sparse.form(self.terms, [c[rows] * x for c, x in zip(self.c, self.factors, strict=True)])
-        middle, at = self.rows.middle[rows], self.rows.at[rows]
-        x = middle[:, None] - torch.where(at.isnan(), at[:, :1], at)  # empty slots repeat the first query
-        queries = sparse.Queries(self.q[rows] * self.scale, x.to(self.dtype), middle, f)
-        return sparse.needed(queries, keys, coarse, partial(self._floor, rows, queries, keys), tolerance, weighted)
-
-    def _floor(self, rows: Tensor, queries: sparse.Queries, keys: sparse.Keys, anchor: Tensor, far: Tensor) -> Tensor:
-        """At most the log-sum-exp of each row, from the keys of an anchor tile (G, 1) and those without a position.
-
-        far (G, 1): at least |D| there.
-        """
-        loose = torch.arange(self.keys.compact, len(self.keys.index) - 1, device=self.q.device)
-        lists = torch.cat([anchor, loose.expand(len(rows), -1)], 1)
-        longest = (keys.centroid.norm(dim=-1) + keys.radius)[anchor]
-        if len(loose):
-            longest = torch.maximum(longest, self.k[loose].norm(dim=-1).amax())
-        size = queries.curve * far.square() + queries.steep * far + queries.length * longest
-        if self.columns is None:
-            scores = torch.baddbmm(self.bias(rows, lists)[:, 0], queries.q, self.k[lists].flatten(1, 2).mT)
-        else:
-            wide, kv = self.widened
-            k, _, bias = self.gathered(kv, rows, lists)
-            scores = torch.bmm(wide[rows], k[:, 0].mT) * self.scale
-            scores = scores if bias is None else scores + bias[:, 0]
-        floor = scores.logsumexp(-1)
-        return floor - queries.rounding * (4 * size + floor.abs().nan_to_num(posinf=0.0))
-
-    def groups(self, needed: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Tiles of queries (G,) and what each needs (G, L), filled up with the empty tile.
-
-        needed (Q, T); width: numbers that a key takes in a group. The longest lists come first.
-        """
-        counts, order = needed.sum(1).sort(dim=0, descending=True, stable=True)
-        lengths, start, empty = counts.tolist(), 0, needed.shape[1] - 1
-        while start < len(lengths):
-            most = max(1, GROUP_BYTES // (lengths[start] * self.q.shape[1] * width * self.dtype.itemsize))
-            stop = min(start + most, len(lengths))
-            rows = order[start:stop]
-            first = (~needed[rows]).int().sort(dim=1, stable=True)[1][:, : lengths[start]]
-            yield rows, torch.where(needed[rows].gather(1, first), first, empty)
-            start = stop
-
-    @cached_property
-    def widened(self) -> tuple[Tensor, Tensor]:
-        """Queries (Q, s, width), and keys beside values (T, s, 2 width), with room for columns.
-
-        One more column hides empty slots.
-        """
-        e = 0 if self.columns is None else len(self.columns.features)
-        h, w = self.q.shape[-1], self.v.shape[-1]
-        width = -(-max(h + e + 1, w) // 8) * 8
-        q = self.q.new_zeros(*self.q.shape[:2], width)
-        kv = self.q.new_zeros(*self.k.shape[:2], 2 * width)
-        q[..., :h], kv[..., :h], kv[..., width : width + w] = self.q, self.k, self.order_keys(self.v)
-        if self.columns is not None:
-            q[..., h : h + e] = (self.c[0][..., None, :] @ self.columns.T)[..., 0, :]
-            q[..., h + e] = 1.0
-            kv[..., h + e - 1] = ~self.keys.at[..., 0].isnan()  # the constant, which comes last
-            kv[..., h + e].masked_fill_(~self.visible, HIDDEN)
-        return q, kv
-
-    def gathered(
-        self, kv: Tensor, rows: Tensor, lists: Tensor, room: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values (G, 1, L s, width) of lists, and what is added to the scores (G, 1, s, L s), if anything.
-
-        room: memory to gather in, of any size, because fresh memory takes as long as the rest.
-        """
-        room = kv.new_empty(0) if room is None else room
-        if room.numel() < lists.numel() * kv[0].numel():
-            room.resize_(lists.numel() * kv[0].numel())
-        x = room[: lists.numel() * kv[0].numel()].view(lists.numel(), -1)
-        x = torch.index_select(kv.flatten(1), 0, lists.flatten(), out=x).view(len(rows), -1, kv.shape[-1])
-        bias = None
-        if self.columns is None:
-            bias = self.bias(rows, lists)
-        else:
-            if self.mask is not None:
-                bias = self.q.new_zeros(()).masked_fill(~self.looks(rows, lists), -torch.inf)
-            shift = (self.keys.middle[lists] - self.rows.middle[rows][:, None]).float()
-            y = (self.keys.offset[lists] + shift[:, :, None]).mul_((lists < self.keys.compact)[..., None, None])
-            y = y.flatten(1, 2).unbind(-1)
-            for column, f in enumerate(self.columns.features[:-1], self.q.shape[-1]):
-                x[..., column] = function(y, f)
-        width = kv.shape[-1] // 2
-        return x[:, None, :, :width], x[:, None, :, width:], bias
-
-    def numbers(self) -> int:
-        """How many numbers a key takes in a group, the widest tensors counted."""
-        wide = 2 * (self.q.shape[-1] + 16)
-        return wide if self.columns else wide + self.q.shape[1] * (3 + sum(len(t.exponents) for t in self.terms))
 
 
 def forward(head: Head, needed: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,14 +101,13 @@ def _backward_from_d(head: Head, needed: Tensor, dy: Tensor) -> list[Tensor]:
     return [dq, dk, dv, *dc]
 
 
-def _wide(q: Tensor) -> torch.dtype:
-    return torch.promote_types(q.dtype, torch.float32)
-
-
 def _scatter(into: Tensor, index: Tensor, tiles: Tensor) -> None:
     """Writes tiles (tiles, s, ...) to the tokens that index (tiles, s) names."""
     real = index >= 0
-    into[index[real]] = tiles[real].to(into.dtype)
+    if real.all():
+        into[index.flatten()] = tiles.flatten(0, 1).to(into.dtype)
+    else:
+        into[index[real]] = tiles[real].to(into.dtype)
 
 
 class _Attention(torch.autograd.Function):
@@ -293,7 +115,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call, terms, weighted, q, k, v, *coefficients):  # type: ignore[no-untyped-def]
-        out, visits, room = empty_heads(q, v.shape[-1]), [], torch.empty(0, dtype=_wide(q))
+        out, visits, room = empty_heads(q, v.shape[-1]), [], torch.empty(0, dtype=wide_type(q))
         for b, h in product(range(q.shape[0]), range(q.shape[1])):
             head = Head(call, terms, coefficients, b, h)
             needed = head.needed(torch.arange(len(head.index)), call.tolerance, weighted)
@@ -309,7 +131,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
         out, *coefficients = ctx.saved_tensors
         call, visits = ctx.call, iter(ctx.visits)
-        room = torch.empty(0, dtype=_wide(call.q))
+        room = torch.empty(0, dtype=wide_type(call.q))
         dq, dk, dv = (empty_heads(x) for x in (call.q, call.k, call.v))
         learned = [torch.zeros_like(c) for c in coefficients]
         with no_autocast(dout.device):
@@ -323,7 +145,7 @@ class _Attention(torch.autograd.Function):
                     _scatter(into[b, h], head.keys.index, tiles)
                 for into, c in zip(learned, gc, strict=True):
                     real = head.rows.index >= 0
-                    row = _of(_of(into, b), h)  # (n or 1, f)
+                    row = of_index(of_index(into, b), h)  # (n or 1, f)
                     if len(row) > 1:
                         row[head.rows.index[real]] += c[real].to(row.dtype)
                     else:
@@ -345,7 +167,7 @@ def needed_tiles(call: Call, weighted: bool | None = None) -> list[list[sparse.H
     if terms is None:
         return None
     weighted = call.needs_grad if weighted is None else weighted
-    coefficients = [term.coefficients(_wide(call.q)) for term in terms]
+    coefficients = [term.coefficients(wide_type(call.q)) for term in terms]
 
     def head_tiles(b: int, h: int) -> sparse.HeadTiles:
         head = Head(call, terms, coefficients, b, h)
@@ -360,13 +182,13 @@ def share(
     call: Call,
     terms: Sequence[Relative],
     coefficients: Sequence[Tensor],
-    sampled: tuple[int | None, int | None] = (None, None),
+    sampled: tuple[int, int, int] | None = None,
 ) -> float:
-    """The share of pairs of tiles that a call needs. sampled: estimated from so many heads and tiles of queries."""
-    visited, pairs = 0, 0
-    for head_index in sparse.spread(prod(call.q.shape[:2]), sampled[0]):
+    """The share of pairs of tiles that a call needs. sampled: estimated as SAMPLED says."""
+    visited, pairs, heads = 0, 0, prod(call.q.shape[:2])
+    for head_index in sparse.spread(heads, sampled and min(-(-heads // sampled[0]), sampled[1])):
         head = Head(call, terms, coefficients, *divmod(head_index, call.q.shape[1]))
-        rows = torch.tensor(sparse.spread(len(head.index), sampled[1]))
+        rows = torch.tensor(sparse.spread(len(head.index), sampled and sampled[2]))
         needed = head.needed(rows, call.tolerance, call.needs_grad)
         visited, pairs = visited + int(needed.sum()), pairs + needed[:, 1:].numel()
     return visited / max(pairs, 1)
@@ -377,7 +199,7 @@ def describe(call: Call) -> str | None:
     terms = sparse.served(call)
     if terms is None:
         return None
-    coefficients = [term.coefficients(_wide(call.q)) for term in terms]
+    coefficients = [term.coefficients(wide_type(call.q)) for term in terms]
     if sparse.cost(call, share(call, terms, coefficients, SAMPLED)) >= 1.0:
         return None
     needed = share(call, terms, coefficients)
@@ -391,7 +213,7 @@ def attention(call: Call) -> Tensor | None:
     terms = sparse.served(call)
     if terms is None:
         return None
-    coefficients = [term.coefficients(_wide(call.q)) for term in terms]
+    coefficients = [term.coefficients(wide_type(call.q)) for term in terms]
     if sparse.cost(call, share(call, terms, coefficients, SAMPLED)) >= 1.0:
         return None
     out: Tensor = _Attention.apply(call, terms, call.needs_grad, call.q, call.k, call.v, *coefficients)

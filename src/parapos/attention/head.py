@@ -1,0 +1,239 @@
+"""One head of one sample in tiles: its bounds, the groups of tiles that run together, and their keys and values.
+
+n queries, N keys, h query/key size, w value size, p position dims, f functions, e columns; Q tiles of queries, T tiles
+of keys, s slots of a tile, G tiles of queries in a group, L tiles of keys that each of them visits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..relative import contract, function, functions
+from . import sparse
+from .columns import ALLOWED, ROUNDING
+from .kernels import Call
+from .terms import Relative
+from .tiling import Columns, Side, sides, tile_columns, tilings
+
+BLOCK = 2**19  # pairs of a query and a tile of keys that are bounded at one time
+GROUP_BYTES = 3 * 2**19  # gathered keys and values, or a bias, at one time: about what a core's cache holds
+HIDDEN = -1e30  # the score of an empty slot
+
+
+def wide_type(q: Tensor) -> torch.dtype:
+    """The type that a call is computed in: float32 at least."""
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def is_separable(term: Relative) -> bool:
+    """Whether a term can be columns."""
+    return term.scaled and all(e[0] == -2 or 0 <= sum(e) <= 2 for e in term.exponents)
+
+
+def of_index(x: Any, i: int) -> Any:
+    """The i-th of things, or the one that all share."""
+    return x[i if len(x) > 1 else 0]
+
+
+class Head:
+    """One head of one sample in the order of its tiles, in float32 at least."""
+
+    def __init__(self, call: Call, terms: Sequence[Relative], coefficients: Sequence[Tensor], b: int, h: int) -> None:
+        at, to, n = terms[0].r, terms[0].key_positions, call.q.shape[2]
+        self.terms, self.scale = terms, call.scale
+        self.factors = [call.scale if term.scaled else 1.0 for term in terms]
+        self.dtype = wide_type(call.q)
+        self.tiles, self.key_tiles = (of_index(tilings(x), b) for x in (at, to))
+        mask = None if call.mask is None else of_index(of_index(call.mask, b), h)  # (n or 1, N)
+        self.mask = mask if mask is not None and len(mask) > 1 else None
+        padding = mask[0] if mask is not None and len(mask) == 1 else None
+        self.rows, self.keys = of_index(sides(at, 0), b), of_index(sides(to, 1), b)
+        if padding is not None and len(loose := self.key_tiles.unplaced):
+            self.keys = Side.of(of_index(to.r, b), self.key_tiles, loose[padding[loose]], 1)
+        self.key_index = self.keys.index.clamp(min=0)
+        self.visible = self.keys.index >= 0  # (T, s)
+        if padding is not None:
+            self.visible = self.visible & padding[self.key_index]
+        self.index = torch.where(self.rows.index < 0, self.rows.index[:, :1], self.rows.index)
+        self.queries, self.k, self.v = call.q[b, h], self.order_keys(call.k[b, h]), call.v[b, h]
+        self.c = [self.order(of_index(of_index(c, b), h).expand(n, -1)) for c in coefficients]
+        self.columns: Columns | None = None
+        if not call.exact and len(terms) == 1 and is_separable(terms[0]) and self.dtype == torch.float32:
+            made = of_index(tile_columns(at, terms[0].exponents), b)
+            lost = (self.c[0].abs().amax(1) * made.bound).sum(-1).amax() * self.scale * ROUNDING
+            self.columns = made if float(lost) <= ALLOWED else None
+
+    @cached_property
+    def q(self) -> Tensor:
+        return self.order(self.queries)
+
+    def order(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Queries in tiles, or in some of them: (Q, s, ...). Empty slots repeat the first of their tile."""
+        return x[self.index if rows is None else self.index[rows]].to(self.dtype)
+
+    def order_keys(self, x: Tensor) -> Tensor:
+        """Keys in tiles: (T, s, ...). Empty slots hold some key."""
+        return x[self.key_index].to(self.dtype)
+
+    def bias(self, rows: Tensor, lists: Tensor) -> Tensor:
+        """The terms of tiles of queries and their tiles of keys, -inf for what is hidden: (G, 1, s, L s)."""
+        to = self.keys.at[lists].flatten(1, 2)
+        total: Tensor | None = None
+        for term, c, factor in zip(self.terms, self.c, self.factors, strict=True):
+            basis = functions(self.rows.at[rows], to, term.exponents, self.dtype)
+            more = contract(c[rows][:, None] * factor, basis)
+            total = more if total is None else total + more
+        assert total is not None
+        return total.masked_fill(~self.looks(rows, lists), -torch.inf)
+
+    def looks(self, rows: Tensor, lists: Tensor) -> Tensor:
+        """Where a query may look: (G, 1, 1 or s, L s)."""
+        looks = self.visible[lists].flatten(1)[:, None, None]
+        if self.mask is None:
+            return looks
+        return looks & self.mask[self.index[rows][:, :, None], self.key_index[lists].flatten(1)[:, None]][:, None]
+
+    def needed(self, rows: Tensor, tolerance: float, weighted: bool) -> Tensor:
+        """Which tiles of keys these tiles of queries need: (G, T) boolean. The proof is in sparse.py."""
+        compact, count = self.keys.compact, len(self.keys.index) - 1
+        needed = torch.ones(len(rows), count + 1, dtype=torch.bool, device=self.k.device)
+        needed[:, -1] = False
+        tiled = (rows < self.rows.compact).nonzero()[:, 0]
+        if not compact or not len(tiled):
+            return needed
+        keys = sparse.Keys.of(self.key_tiles, self.k[:compact], self.visible[:compact])
+        coarse = keys.merged(sparse.COARSE) if compact % sparse.COARSE == 0 and compact > 4 * sparse.COARSE else None
+        # Tiles that are neighbours need about the same. Without coarse tiles there is no such reason for small blocks.
+        step = sparse.COARSE if coarse is not None else max(sparse.COARSE, BLOCK // (self.index.shape[1] * compact))
+        for part in tiled.split(step):
+            needed[part, :compact] = self._needed(rows[part], keys, coarse, tolerance, weighted)
+        return needed
+
+    def _needed(
+        self, rows: Tensor, keys: sparse.Keys, coarse: sparse.Keys | None, tolerance: float, weighted: bool
+    ) -> Tensor:
+        f = sparse.form(self.terms, [c[rows] * x for c, x in zip(self.c, self.factors, strict=True)])
+        middle, at = self.rows.middle[rows], self.rows.at[rows]
+        x = middle[:, None] - torch.where(at.isnan(), at[:, :1], at)  # empty slots repeat the first query
+        queries = sparse.Queries(self.order(self.queries, rows) * self.scale, x.to(self.dtype), middle, f)
+        return sparse.needed(queries, keys, coarse, partial(self._floor, rows, queries, keys), tolerance, weighted)
+
+    def _floor(self, rows: Tensor, queries: sparse.Queries, keys: sparse.Keys, anchor: Tensor, far: Tensor) -> Tensor:
+        """At most the log-sum-exp of each row, from the keys of an anchor tile (G, 1) and those without a position.
+
+        far (G, 1): at least |D| there.
+        """
+        loose = torch.arange(self.keys.compact, len(self.keys.index) - 1, device=self.k.device)
+        lists = torch.cat([anchor, loose.expand(len(rows), -1)], 1)
+        longest = (keys.centroid.norm(dim=-1) + keys.radius)[anchor]
+        if len(loose):
+            longest = torch.maximum(longest, self.k[loose].norm(dim=-1).amax())
+        size = queries.curve * far.square() + queries.steep * far + queries.length * longest
+        if self.columns is None:
+            bias = self.bias(rows, lists)[:, 0]
+        else:
+            phi = torch.stack([*self.key_columns(rows, lists), self.placed[lists].flatten(1)], 1)  # (G, e, L s)
+            bias = torch.bmm(self.query_columns(rows) * self.scale, phi)
+            if self.mask is not None or not self.visible[lists].all():
+                bias.masked_fill_(~self.looks(rows, lists)[:, 0], -torch.inf)
+        scores = bias.baddbmm_(queries.q, self.k[lists].flatten(1, 2).mT)
+        floor = scores.logsumexp(-1)
+        return floor - queries.rounding * (4 * size + floor.abs().nan_to_num(posinf=0.0))
+
+    def groups(self, needed: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Tiles of queries (G,) and what each needs (G, L), filled up with the empty tile.
+
+        needed (Q, T); width: numbers that a key takes in a group. The longest lists come first.
+        """
+        counts, order = needed.sum(1).sort(dim=0, descending=True, stable=True)
+        lengths, start, empty = counts.tolist(), 0, needed.shape[1] - 1
+        while start < len(lengths):
+            most = max(1, GROUP_BYTES // (lengths[start] * self.index.shape[1] * width * self.dtype.itemsize))
+            stop = min(start + most, len(lengths))
+            rows = order[start:stop]
+            first = (~needed[rows]).int().sort(dim=1, stable=True)[1][:, : lengths[start]]
+            yield rows, torch.where(needed[rows].gather(1, first), first, empty)
+            start = stop
+
+    def query_columns(self, rows: Tensor | slice) -> Tensor:
+        """The positional columns of tiles of queries: (G, s, e)."""
+        assert self.columns is not None
+        return (self.c[0][rows][..., None, :] @ self.columns.T[rows])[..., 0, :]
+
+    def key_columns(self, rows: Tensor, lists: Tensor) -> list[Tensor]:
+        """The positional columns of keys about the middle of each tile of queries: e - 1 tensors (G, L s).
+
+        The constant is not among them.
+        """
+        assert self.columns is not None
+        shift = (self.keys.middle[lists] - self.rows.middle[rows][:, None]).float()
+        shift = torch.where((lists < self.keys.compact)[..., None], shift, 0.0)[..., None]  # (G, L, p, 1)
+        both, flat = zip(self.planes, shift.unbind(2), strict=True), lists.flatten()
+        planes = [x.index_select(0, flat).view(*lists.shape, -1).add_(y).flatten(1) for x, y in both]
+        return [function(planes, f) for f in self.columns.features[:-1]]
+
+    @cached_property
+    def planes(self) -> list[Tensor]:
+        """The positions of keys about the middle of their tile: p of (T, s)."""
+        return [x.contiguous() for x in self.keys.offset.unbind(-1)]
+
+    @cached_property
+    def placed(self) -> Tensor:
+        """1 for keys with a position, 0 for others: (T, s)."""
+        return (~self.keys.at[..., 0].isnan()).to(self.dtype)
+
+    @property
+    def width(self) -> int:
+        """The width of queries, keys and values: PyTorch wants one, and a multiple of 8.
+
+        Queries and keys have positional columns after their own, and one more that hides empty slots.
+        """
+        e = 0 if self.columns is None else len(self.columns.features)
+        return -(-max(self.k.shape[-1] + e + 1, self.v.shape[-1]) // 8) * 8
+
+    @cached_property
+    def widened(self) -> tuple[Tensor, Tensor]:
+        """Queries (Q, s, width), and values beside keys (T, s, w + width).
+
+        Values are read with the first numbers of their keys up to the width, so that less has to be gathered; what
+        these give is cut off.
+        """
+        e = 0 if self.columns is None else len(self.columns.features)
+        h, w, width = self.q.shape[-1], self.v.shape[-1], self.width
+        q, kv = (x.new_zeros(*x.shape[:2], n) for x, n in ((self.q, width), (self.k, w + width)))
+        q[..., :h], kv[..., :w], kv[..., w : w + h] = self.q, self.order_keys(self.v), self.k
+        if self.columns is not None:
+            q[..., h : h + e] = self.query_columns(slice(None))
+            q[..., h + e] = 1.0
+            kv[..., w + h + e - 1] = self.placed
+            kv[..., w + h + e].masked_fill_(~self.visible, HIDDEN)
+        return q, kv
+
+    def gathered(self, kv: Tensor, rows: Tensor, lists: Tensor, room: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values (G, 1, L s, width) of lists, and what is added to the scores (G, 1, s, L s), if anything.
+
+        room: memory to gather in, of any size, because fresh memory takes as long as the rest.
+        """
+        if room.numel() < lists.numel() * kv[0].numel():
+            room.resize_(lists.numel() * kv[0].numel())
+        x = room[: lists.numel() * kv[0].numel()].view(lists.numel(), -1)
+        x = torch.index_select(kv.flatten(1), 0, lists.flatten(), out=x).view(len(rows), 1, -1, kv.shape[-1])
+        bias, w = None, self.v.shape[-1]
+        if self.columns is None:
+            bias = self.bias(rows, lists)
+        else:
+            if self.mask is not None:
+                bias = self.k.new_zeros(()).masked_fill(~self.looks(rows, lists), -torch.inf)
+            for column, made in enumerate(self.key_columns(rows, lists), w + self.k.shape[-1]):
+                x[:, 0, :, column] = made
+        return x[..., w:], x[..., : self.width], bias
+
+    def numbers(self) -> int:
+        """How many numbers a key takes in a group, the widest tensors counted."""
+        wide = self.width + self.v.shape[-1]
+        return wide if self.columns else wide + self.index.shape[1] * (3 + sum(len(t.exponents) for t in self.terms))
