@@ -7,7 +7,7 @@ of keys, s slots of a tile, G tiles of queries in a group, L tiles of keys that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -99,41 +99,13 @@ class Head:
         return looks & self.mask[self.index[rows][:, :, None], self.key_index[lists].flatten(1)[:, None]][:, None]
 
     def needed(self, rows: Tensor, tolerance: float, weighted: bool) -> Tensor:
-        """Which tiles of keys these tiles of queries need: (G, T) boolean. The proof is in sparse.py."""
-        compact, count = self.keys.compact, len(self.keys.index) - 1
-        needed = torch.ones(len(rows), count + 1, dtype=torch.bool, device=self.k.device)
-        needed[:, -1] = False
-        tiled = (rows < self.rows.compact).nonzero()[:, 0]
-        if not compact or not len(tiled):
-            return needed
-        keys = sparse.Keys.of(self.key_tiles, self.k[:compact], self.visible[:compact])
-        coarse = keys.merged(sparse.COARSE) if compact % sparse.COARSE == 0 and compact > 4 * sparse.COARSE else None
-        # Tiles that are neighbours need about the same. Without coarse tiles there is no such reason for small blocks.
-        step = sparse.COARSE if coarse is not None else max(sparse.COARSE, BLOCK // (self.index.shape[1] * compact))
-        for part in tiled.split(step):
-            needed[part, :compact] = self._needed(rows[part], keys, coarse, tolerance, weighted)
-        return needed
+        """Which tiles of keys these tiles of queries need: (G, T) boolean."""
+        return needed([self], rows, tolerance, weighted)[0]
 
-    def _needed(
-        self, rows: Tensor, keys: sparse.Keys, coarse: sparse.Keys | None, tolerance: float, weighted: bool
-    ) -> Tensor:
-        f = sparse.form(self.terms, [c[rows] * x for c, x in zip(self.c, self.factors, strict=True)])
-        middle, at = self.rows.middle[rows], self.rows.at[rows]
-        x = middle[:, None] - torch.where(at.isnan(), at[:, :1], at)  # empty slots repeat the first query
-        queries = sparse.Queries(self.order(self.queries, rows) * self.scale, x.to(self.dtype), middle, f)
-        return sparse.needed(queries, keys, coarse, partial(self._floor, rows, queries, keys), tolerance, weighted)
-
-    def _floor(self, rows: Tensor, queries: sparse.Queries, keys: sparse.Keys, anchor: Tensor, far: Tensor) -> Tensor:
-        """At most the log-sum-exp of each row, from the keys of an anchor tile (G, 1) and those without a position.
-
-        far (G, 1): at least |D| there.
-        """
+    def floor(self, rows: Tensor, q: Tensor, anchor: Tensor) -> Tensor:
+        """The log-sum-exp of each row over the keys of an anchor tile (G, 1) and those without a position: (G, s)."""
         loose = torch.arange(self.keys.compact, len(self.keys.index) - 1, device=self.k.device)
         lists = torch.cat([anchor, loose.expand(len(rows), -1)], 1)
-        longest = (keys.centroid.norm(dim=-1) + keys.radius)[anchor]
-        if len(loose):
-            longest = torch.maximum(longest, self.k[loose].norm(dim=-1).amax())
-        size = queries.curve * far.square() + queries.steep * far + queries.length * longest
         if self.columns is None:
             bias = self.bias(rows, lists)[:, 0]
         else:
@@ -141,9 +113,7 @@ class Head:
             bias = torch.bmm(self.query_columns(rows) * self.scale, phi)
             if self.mask is not None or not self.visible[lists].all():
                 bias.masked_fill_(~self.looks(rows, lists)[:, 0], -torch.inf)
-        scores = bias.baddbmm_(queries.q, self.k[lists].flatten(1, 2).mT)
-        floor = scores.logsumexp(-1)
-        return floor - queries.rounding * (4 * size + floor.abs().nan_to_num(posinf=0.0))
+        return bias.baddbmm_(q, self.k[lists].flatten(1, 2).mT).logsumexp(-1)
 
     def groups(self, needed: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Tiles of queries (G,) and what each needs (G, L), filled up with the empty tile.
@@ -152,8 +122,9 @@ class Head:
         """
         counts, order = needed.sum(1).sort(dim=0, descending=True, stable=True)
         lengths, start, empty = counts.tolist(), 0, needed.shape[1] - 1
+        room = GROUP_BYTES * torch.get_num_threads()
         while start < len(lengths):
-            most = max(1, GROUP_BYTES // (lengths[start] * self.index.shape[1] * width * self.dtype.itemsize))
+            most = max(1, room // (lengths[start] * self.index.shape[1] * width * self.dtype.itemsize))
             stop = min(start + most, len(lengths))
             rows = order[start:stop]
             first = (~needed[rows]).int().sort(dim=1, stable=True)[1][:, : lengths[start]]
@@ -237,3 +208,49 @@ class Head:
         """How many numbers a key takes in a group, the widest tensors counted."""
         wide = self.width + self.v.shape[-1]
         return wide if self.columns else wide + self.index.shape[1] * (3 + sum(len(t.exponents) for t in self.terms))
+
+
+def needed(heads: Sequence[Head], rows: Tensor, tolerance: float, weighted: bool) -> Tensor:
+    """Which tiles of keys these tiles of queries need, in heads that share positions and visible keys.
+
+    (A, G, T) boolean. The proof is in sparse.py.
+    """
+    first = heads[0]
+    compact, count = first.keys.compact, len(first.keys.index) - 1
+    out = torch.ones(len(heads), len(rows), count + 1, dtype=torch.bool, device=first.k.device)
+    out[..., -1] = False
+    tiled = (rows < first.rows.compact).nonzero()[:, 0]
+    if not compact or not len(tiled):
+        return out
+    keys = sparse.Keys.of(first.key_tiles, torch.stack([x.k[:compact] for x in heads]), first.visible[:compact])
+    coarse = keys.merged(sparse.COARSE) if compact % sparse.COARSE == 0 and compact > 4 * sparse.COARSE else None
+    # Tiles that are neighbours need about the same. Without coarse tiles there is no such reason for small blocks.
+    most = BLOCK // (len(heads) * first.index.shape[1] * compact)
+    for part in tiled.split(sparse.COARSE if coarse is not None else max(sparse.COARSE, most)):
+        out[:, part, :compact] = _needed(heads, rows[part], keys, coarse, tolerance, weighted)
+    return out
+
+
+def _needed(
+    heads: Sequence[Head], rows: Tensor, keys: sparse.Keys, coarse: sparse.Keys | None, tolerance: float, weighted: bool
+) -> Tensor:
+    first = heads[0]
+    coefficients = (torch.stack(c) for c in zip(*([c[rows] for c in head.c] for head in heads), strict=True))
+    form = sparse.form(first.terms, [c * x for c, x in zip(coefficients, first.factors, strict=True)])
+    middle, at = first.rows.middle[rows], first.rows.at[rows]
+    x = middle[:, None] - torch.where(at.isnan(), at[:, :1], at)  # empty slots repeat the first query
+    q = torch.stack([head.order(head.queries, rows) for head in heads]) * first.scale
+    queries = sparse.Queries(q, x.to(first.dtype), middle, form)
+
+    def floor(anchor: Tensor, far: Tensor) -> Tensor:
+        """At most the log-sum-exp of each row, given anchor tiles (A, G, 1) and at least |D| there."""
+        longest = (keys.centroid.norm(dim=-1) + keys.radius).gather(1, anchor[..., 0])[..., None]
+        loose = slice(first.keys.compact, len(first.keys.index) - 1)
+        if loose.start < loose.stop:
+            norms = torch.stack([head.k[loose].norm(dim=-1).amax() for head in heads])
+            longest = torch.maximum(longest, norms[:, None, None])
+        size = queries.curve * far.square() + queries.steep * far + queries.length * longest
+        sums = torch.stack([head.floor(rows, y, z) for head, y, z in zip(heads, q, anchor, strict=True)])
+        return sums - queries.rounding * (4 * size + sums.abs().nan_to_num(posinf=0.0))
+
+    return sparse.needed(queries, keys, coarse, floor, tolerance, weighted)

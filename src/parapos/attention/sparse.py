@@ -16,7 +16,7 @@ those of one anchor tile and all keys without a position. So a tile has a weight
 i, and a tile of queries may skip tiles of keys as long as these weights add up to no more than the tolerance in every
 row. For training a tile counts 1 + max |D|^2 times, because gradients of M sum weights times D D'. Rounding of
 U and l is bounded by their largest summands and goes against skipping.
-n queries, N keys, h head size, p position dims; Q tiles of queries, T tiles of keys, s slots of a tile.
+A heads, n queries, N keys, h head size, p position dims; Q tiles of queries, T tiles of keys, s slots of a tile.
 """
 
 from __future__ import annotations
@@ -95,33 +95,36 @@ class Keys(NamedTuple):
 
     low: Tensor  # (T, p), float64
     high: Tensor
-    centroid: Tensor  # (T, h)
-    radius: Tensor  # (T,)
+    centroid: Tensor  # (A, T, h)
+    radius: Tensor  # (A, T)
     count: Tensor  # type: ignore[assignment]  # (T,)
 
     @classmethod
     def of(cls, tiles: Tiling, k: Tensor, visible: Tensor) -> Keys:
-        """k (T, s, h) and visible (T, s) in the order of the tiles; keys that nobody sees do not count."""
+        """k (A, T, s, h) and visible (T, s) in the order of the tiles; keys that nobody sees do not count."""
         count = visible.sum(1)
         if visible.all():
-            centroid = k.mean(1)
-            radius = (k - centroid[:, None]).norm(dim=-1).amax(1)
+            centroid = k.mean(2)
+            radius = (k - centroid[:, :, None]).norm(dim=-1).amax(2)
         else:
             some = visible[..., None]
-            centroid = torch.where(some, k, 0.0).sum(1) / count.clamp(min=1)[:, None]
-            radius = torch.where(some, k - centroid[:, None], 0.0).norm(dim=-1).amax(1)
+            centroid = torch.where(some, k, 0.0).sum(2) / count.clamp(min=1)[:, None]
+            radius = torch.where(some, k - centroid[:, :, None], 0.0).norm(dim=-1).amax(2)
         return cls(tiles.low, tiles.high, centroid, radius, count)
 
     def merged(self, size: int) -> Keys:
         """Runs of `size` tiles as one."""
-        low, high, centroid = (x.unflatten(0, (-1, size)) for x in (self.low, self.high, self.centroid))
-        count, middle = self.count.view(-1, size), centroid.mean(1)
-        apart = (centroid - middle[:, None]).norm(dim=-1) + self.radius.view(-1, size)
-        radius = torch.where(count > 0, apart, 0.0).amax(1)
+        low, high = (x.unflatten(0, (-1, size)) for x in (self.low, self.high))
+        count, centroid = self.count.view(-1, size), self.centroid.unflatten(1, (-1, size))
+        middle = centroid.mean(2)
+        apart = (centroid - middle[:, :, None]).norm(dim=-1) + self.radius.unflatten(1, (-1, size))
+        radius = torch.where(count > 0, apart, 0.0).amax(2)
         return Keys(low.amin(1), high.amax(1), middle, radius, count.sum(1))
 
     def take(self, index: Tensor) -> Keys:
-        return Keys(*(x[index] for x in self))
+        return Keys(
+            self.low[index], self.high[index], self.centroid[:, index], self.radius[:, index], self.count[index]
+        )
 
 
 def _planes(x: Tensor, dims: int = 1) -> list[Tensor]:
@@ -138,7 +141,8 @@ class Queries:
     """What the bound takes of tiles of queries. With D = y + x, y about the middle of the tile, the form without c is
     y'My + b.y + a.
 
-    q (Q, s, h), times the scale of the scores; x (Q, s, p): the middle minus the positions; middle (Q, p) in float64.
+    q (A, Q, s, h), times the scale of the scores; x (Q, s, p): the middle minus the positions; middle (Q, p) in
+    float64; form of (A, Q, s).
     """
 
     def __init__(self, q: Tensor, x: Tensor, middle: Tensor, form: Form) -> None:
@@ -151,7 +155,7 @@ class Queries:
         self.a = _sum((half[u] + self.g[u]) * self.x[u] for u in axes)
         self.length, self.curve = q.norm(dim=-1), _sum(y.abs() for y in m)
         self.steep = _sum(y.abs() for y in self.g) + form.c.abs()
-        self.reach = _sum(y.abs().amax(1, keepdim=True).square() for y in self.x).sqrt()  # (Q, 1): |x| at most
+        self.reach = _sum(y.abs().amax(-1, keepdim=True).square() for y in self.x).sqrt()  # (Q, 1): |x| at most
 
     @property
     def rounding(self) -> float:
@@ -162,8 +166,9 @@ class Queries:
 class Pairs:
     """What the bound takes of pairs of tiles: positions of keys about the middle of each tile of queries.
 
-    Lists of p coordinates (Q, T): low and high, the boxes of the keys; near, what is nearest to the middle; peak, where
-    the mean form of the queries is about largest. far (Q, T): at least |D|; score (Q, T): the mean score at the peak.
+    Lists of p coordinates: low and high (Q, T), the boxes of the keys; near (Q, T), what is nearest to the middle; peak
+    (A, Q, T), where the mean form of the queries is about largest. far (Q, T): at least |D|; score (A, Q, T): the mean
+    score at the peak.
     """
 
     def __init__(self, queries: Queries, keys: Keys) -> None:
@@ -171,27 +176,27 @@ class Pairs:
         edges = [[(e[None, :, u] - queries.middle[:, None, u]).to(queries.q.dtype) for u in axes] for e in keys[:2]]
         self.low, self.high = edges
         self.far = _sum(torch.maximum(-x, y).square() for x, y in zip(*edges, strict=True)).sqrt_() + queries.reach
-        M = [[y.mean(1, keepdim=True) for y in row] for row in queries.M]
-        b = [y.mean(1, keepdim=True) for y in queries.b]
+        M = [[y.mean(-1, keepdim=True) for y in row] for row in queries.M]
+        b = [y.mean(-1, keepdim=True) for y in queries.b]
         self.near = [torch.zeros_like(x).clamp(x, y) for x, y in zip(*edges, strict=True)]  # to the middle
         self.peak = list(self.near)
         for u in (*axes, *axes):  # towards the maximum, one coordinate after another; the bound holds for any point
             down = torch.where(M[u][u] < 0, -0.5 / M[u][u], 0.0)
-            others = _sum([b[u].expand_as(self.far), *(2 * M[u][v] * self.peak[v] for v in axes if v != u)])
+            others = _sum([b[u], *(2 * M[u][v] * self.peak[v] for v in axes if v != u)])
             self.peak[u] = (others * down).clamp(self.low[u], self.high[u])
         y = self.peak
-        value = [_sum([b[u].expand_as(self.far), *(M[u][v] * y[v] for v in axes)]) * y[u] for u in axes]
+        value = [_sum([b[u], *(M[u][v] * y[v] for v in axes)]) * y[u] for u in axes]
         self.distance = _sum(z.square() for z in self.near).sqrt()
-        self.score = torch.addmm(_sum(value), queries.q.mean(1), keys.centroid.T)
-        self.score += queries.form.c.mean(1, keepdim=True) * self.distance
+        self.score = torch.baddbmm(_sum(value), queries.q.mean(2), keys.centroid.mT)
+        self.score += queries.form.c.mean(-1, keepdim=True) * self.distance
         self.score.masked_fill_(keys.count == 0, -math.inf)
 
 
 def log_weights(queries: Queries, floor: Tensor, keys: Keys, pairs: Pairs, weighted: bool) -> Tensor:
-    """At least the log of the weight that a tile of keys has in any row of a tile of queries: (Q, T).
+    """At least the log of the weight that a tile of keys has in any row of a tile of queries: (A, Q, T).
 
-    floor (Q, s): at most the log-sum-exp of each row. weighted: times 1 + max |D|^2. All but the positive parts of the
-    gradient are sums of products of what a query has and what a pair of tiles has, which are matrix products.
+    floor (A, Q, s): at most the log-sum-exp of each row. weighted: times 1 + max |D|^2. All but the positive parts of
+    the gradient are sums of products of what a query has and what a pair of tiles has, which are matrix products.
     """
     axes, eps, q, c = range(queries.p), queries.rounding, queries.q, queries.form.c
     M, b, y, far = queries.M, queries.b, pairs.peak, pairs.far
@@ -208,16 +213,19 @@ def log_weights(queries: Queries, floor: Tensor, keys: Keys, pairs: Pairs, weigh
         least = _sum(torch.minimum(unit[u] * pairs.low[u], unit[u] * pairs.high[u]) for u in axes)
         products += [(c.clamp(max=0), least), (c.clamp(min=0), far)]
         products += [(c.clamp(max=0) * queries.x[u], unit[u]) for u in axes]
-    content = q.flatten(0, 1) @ keys.centroid.T
     spread = keys.radius + eps * (keys.centroid.norm(dim=-1) + keys.radius)
-    bound = content.addmm_(queries.length.view(-1, 1), spread[None]).view(*q.shape[:2], -1)
-    of_query, of_pair = zip(*products, strict=True)
-    bound = torch.baddbmm(bound, torch.stack(of_query, -1), torch.stack(of_pair, 1))
+    products.append((queries.length, spread[:, None]))
+    shape, pair_shape = q.shape[:3], y[0].shape
+    of_query = torch.stack([z.expand(shape) for z, _ in products], -1).flatten(0, 1)
+    of_pair = torch.stack([z.expand(pair_shape) for _, z in products], 2).flatten(0, 1)
+    bound = torch.bmm(q.flatten(1, 2), keys.centroid.mT).view(len(of_query), shape[2], -1).baddbmm_(of_query, of_pair)
+    at, gradient = torch.stack([torch.ones_like(y[0]), *y], 2).flatten(0, 1), torch.empty_like(bound)
     for u in axes:
-        rows = torch.stack([b[u], *(2 * M[u][v] for v in axes)], -1)
-        gradient = torch.bmm(rows, torch.stack([torch.ones_like(far), *y], 1))
-        bound.addcmul_(gradient.clamp_(min=0.0), (pairs.high[u] - pairs.low[u])[:, None])
-    logs = bound.amax(1).nan_to_num_(nan=math.inf) + keys.count.log().to(q.dtype)
+        of_query = torch.stack([b[u], *(2 * M[u][v] for v in axes)], -1).flatten(0, 1)
+        torch.bmm(of_query, at, out=gradient).clamp_(min=0.0)
+        side = (pairs.high[u] - pairs.low[u])[:, None]  # (Q, 1, T)
+        bound.view(*shape, -1).addcmul_(gradient.view(*shape, -1), side)
+    logs = bound.view(*shape, -1).amax(2).nan_to_num_(nan=math.inf) + keys.count.log().to(q.dtype)
     logs = logs + torch.log1p(far.square()) if weighted else logs
     return logs.masked_fill(keys.count == 0, -math.inf)
 
@@ -233,26 +241,26 @@ def needed(
     queries: Queries, keys: Keys, coarse: Keys | None, floor: Callable[[Tensor, Tensor], Tensor], tolerance: float,
     weighted: bool,
 ) -> Tensor:  # fmt: skip
-    """Which tiles of keys each tile of queries needs: (Q, T) boolean.
+    """Which tiles of keys each tile of queries needs: (A, Q, T) boolean.
 
     coarse: runs of COARSE tiles that are judged first. floor: the log-sum-exp of rows at least, given anchor tiles
-    (Q, 1) and |D| there at most. Half of the tolerance is for coarse tiles, half for those inside the others.
+    (A, Q, 1) and |D| there at most. Half of the tolerance is for coarse tiles, half for those inside the others.
     """
     if coarse is None:
         pairs = Pairs(queries, keys)
-        anchor = pairs.score.argmax(1)[:, None]
-        least = floor(anchor, pairs.far.gather(1, anchor))
+        anchor = pairs.score.argmax(-1, keepdim=True)
+        least = floor(anchor, pairs.far.expand_as(pairs.score).gather(-1, anchor))
         return ~skipped(log_weights(queries, least, keys, pairs, weighted), tolerance)
     pairs, run = Pairs(queries, coarse), torch.arange(COARSE, device=queries.q.device)
-    fine = (pairs.score.argmax(1).unique()[:, None] * COARSE + run).flatten()
+    fine = (pairs.score.argmax(-1).unique()[:, None] * COARSE + run).flatten()
     local = Pairs(queries, keys.take(fine))
-    place = local.score.argmax(1)[:, None]
-    least = floor(fine[place], local.far.gather(1, place))
-    wanted = ~skipped(log_weights(queries, least, coarse, pairs, weighted), tolerance / 2)  # (Q, T / COARSE)
-    fine = (wanted.any(0).nonzero() * COARSE + run).flatten()
-    near, inside = keys.take(fine), wanted.repeat_interleave(COARSE, 1)
+    place = local.score.argmax(-1, keepdim=True)
+    least = floor(fine[place], local.far.expand_as(local.score).gather(-1, place))
+    wanted = ~skipped(log_weights(queries, least, coarse, pairs, weighted), tolerance / 2)  # (A, Q, T / COARSE)
+    fine = (wanted.flatten(0, 1).any(0).nonzero() * COARSE + run).flatten()
+    near, inside = keys.take(fine), wanted.repeat_interleave(COARSE, -1)
     logs = log_weights(queries, least, near, Pairs(queries, near), weighted)
-    inside[:, fine] &= ~skipped(logs.masked_fill(~inside[:, fine], -math.inf), tolerance / 2)
+    inside[..., fine] &= ~skipped(logs.masked_fill(~inside[..., fine], -math.inf), tolerance / 2)
     return inside
 
 

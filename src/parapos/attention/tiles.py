@@ -23,10 +23,12 @@ from ..relative import functions, project
 from ..tracing import no_autocast
 from . import sparse
 from .columns import ALLOWED, GRADIENT_ROUNDING
-from .head import Head, of_index, wide_type
+from .head import BLOCK, Head, of_index, wide_type
+from .head import needed as needed_by
 from .kernels import Call
 from .scores import empty_heads
 from .terms import Relative
+from .tiling import TILE
 
 SAMPLED = (
     3,
@@ -110,18 +112,27 @@ def _scatter(into: Tensor, index: Tensor, tiles: Tensor) -> None:
         into[index[real]] = tiles[real].to(into.dtype)
 
 
+def together(call: Call) -> list[range]:
+    """Heads that are bounded at one time: they have to see the same keys, and their bounds have to fit in BLOCK."""
+    heads, pairs = call.q.shape[1], call.q.shape[2] * call.k.shape[2] // TILE
+    alike = call.mask is None or call.mask.shape[1] == 1
+    count = max(1, min(heads, BLOCK // max(pairs, 1))) if alike else 1
+    return [range(h, min(h + count, heads)) for h in range(0, heads, count)]
+
+
 class _Attention(torch.autograd.Function):
     """Attention of all heads of a call, one after another. weighted: tiles are chosen for training."""
 
     @staticmethod
     def forward(ctx, call, terms, weighted, q, k, v, *coefficients):  # type: ignore[no-untyped-def]
         out, visits, room = empty_heads(q, v.shape[-1]), [], torch.empty(0, dtype=wide_type(q))
-        for b, h in product(range(q.shape[0]), range(q.shape[1])):
-            head = Head(call, terms, coefficients, b, h)
-            needed = head.needed(torch.arange(len(head.index)), call.tolerance, weighted)
-            y, lse = forward(head, needed, room)
-            _scatter(out[b, h], head.rows.index, y)
-            visits.append((needed, lse))
+        for b, heads in product(range(q.shape[0]), together(call)):
+            made = [Head(call, terms, coefficients, b, h) for h in heads]
+            rows = torch.arange(len(made[0].index))
+            for h, head, needed in zip(heads, made, needed_by(made, rows, call.tolerance, weighted), strict=True):
+                y, lse = forward(head, needed, room)
+                _scatter(out[b, h], head.rows.index, y)
+                visits.append((needed, lse))
         ctx.call, ctx.terms, ctx.visits = call, terms, visits
         ctx.save_for_backward(out, *coefficients)
         return out
@@ -169,12 +180,13 @@ def needed_tiles(call: Call, weighted: bool | None = None) -> list[list[sparse.H
     weighted = call.needs_grad if weighted is None else weighted
     coefficients = [term.coefficients(wide_type(call.q)) for term in terms]
 
-    def head_tiles(b: int, h: int) -> sparse.HeadTiles:
-        head = Head(call, terms, coefficients, b, h)
-        needed = head.needed(torch.arange(len(head.index), device=call.q.device), call.tolerance, weighted)
-        return sparse.HeadTiles(head.rows.index, head.keys.index[:-1], needed[:, :-1])
-
-    return [[head_tiles(b, h) for h in range(call.q.shape[1])] for b in range(call.q.shape[0])]
+    lists: list[list[sparse.HeadTiles]] = [[] for _ in call.q]
+    for b, heads in product(range(len(lists)), together(call)):
+        made = [Head(call, terms, coefficients, b, h) for h in heads]
+        rows = torch.arange(len(made[0].index), device=call.q.device)
+        for head, needed in zip(made, needed_by(made, rows, call.tolerance, weighted), strict=True):
+            lists[b].append(sparse.HeadTiles(head.rows.index, head.keys.index[:-1], needed[:, :-1]))
+    return lists
 
 
 @torch.no_grad()

@@ -3,11 +3,14 @@
 A trained model has steeper forms than a new one, and attention picks its method by the numbers. The run's model looks
 at one test sample at several times its size. What each layer hands to attention is kept, heads are repeated to 12 and
 filled up with zeros to size 64, as in `bench.attention`, and all layers are timed in turn with plain attention.
+Then the forward pass at three high resolutions, whatever the size of training: with heads of 64 and as they are, each
+head alone for how its time grows, and the peak memory of one layer. Plain attention is not run at the largest.
 """
 
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,12 +27,15 @@ from ..blocks import Attention
 from ..training import checkpoint, fit
 from ..training.recipe import RecipeError
 from . import measure
-from .attention import HEAD_DIM, HEADS, MODES, PLAIN
+from .attention import HEAD_DIM, HEADS, MODES, PLAIN, exponent
 
 FACTORS = (1, 2, 4, 8, 16)
 ROUNDS = {16: (2, 60)}  # least and most; one round of the largest takes a minute
 USUAL_ROUNDS = (5, 60)
 OURS = "parapos"
+SIDES = (64, 128, 256)  # tokens along each side of the image
+SIDE_ROUNDS = {64: (5, 5), 128: (2, 2)}
+WIDTHS = ("heads of 64", "own heads")
 Layer = tuple[Tensor, Tensor, Tensor, list[Term], float]  # q, k, v, terms, scale
 
 
@@ -44,8 +50,8 @@ def _change(term: Term, change: Callable[[Tensor], Tensor]) -> tuple[Term, list[
     return replace(term, **new), list(new.values())  # type: ignore[type-var]
 
 
-def layers(model: nn.Module, inputs: Sequence[Tensor]) -> list[Layer]:
-    """What each attention layer of a model hands to `attend` for these inputs."""
+def layers(model: nn.Module, inputs: Sequence[Tensor], pad: bool = True) -> list[Layer]:
+    """What each attention layer of a model hands to `attend` for these inputs, as 12 heads. pad: of size 64."""
     found: list[Layer] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -53,7 +59,9 @@ def layers(model: nn.Module, inputs: Sequence[Tensor]) -> list[Layer]:
         x, r, *_ = args
         q, k, v = module.project(x)
         q, k, terms = module.encoding(x, q, k, r)
-        q, k, v = (F.pad(_repeated(t), (0, max(0, HEAD_DIM - t.shape[-1]))) for t in (q, k, v))
+        q, k, v = (_repeated(t) for t in (q, k, v))
+        if pad:
+            q, k, v = (F.pad(t, (0, max(0, HEAD_DIM - t.shape[-1]))) for t in (q, k, v))
         terms = [_change(term, lambda x: _repeated(x, 0 if x.ndim == 1 else 1))[0] for term in terms]
         found.append((q, k, v, terms, module.encoding.scale))
 
@@ -96,6 +104,69 @@ def _call(case: str, kept: Sequence[Layer], mode: str) -> Callable[[], object]:
     return forward if mode == MODES[0] else training
 
 
+def head_of(layer: Layer, h: int) -> Layer:
+    """One head of a layer."""
+    q, k, v, terms, scale = layer
+    alone = [_change(term, lambda x: x.narrow(0 if x.ndim == 1 else 1, h, 1))[0] for term in terms]
+    return q[:, h : h + 1], k[:, h : h + 1], v[:, h : h + 1], alone, scale
+
+
+def _peak(case: str, path: Path) -> int:
+    """Peak bytes of one layer, forward. For a fresh process."""
+
+    def prepare() -> Callable[[], object]:
+        return _call(case, [torch.load(path, weights_only=False)], MODES[0])
+
+    return measure.peak_memory(prepare, "cpu")
+
+
+def _memory(layer: Layer) -> float | None:
+    """The ratio of peaks of one layer, inputs included."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "layer.pt"
+        torch.save(layer, path)
+        ours, plain = (measure.apart(_peak, case, path) for case in (OURS, PLAIN))
+    return ours / plain if ours and plain else None
+
+
+def high_resolution(
+    model: nn.Module, inputs: Callable[[int], Sequence[Tensor]], sides: Sequence[int] = SIDES
+) -> list[dict[str, Any]]:
+    """Forward at high resolutions. inputs: what the model takes, for so many tokens along a side."""
+    rows: list[dict[str, Any]] = []
+    with torch.no_grad():
+        for side, pad in ((side, pad) for side in sides for pad in (True, False)):
+            kept = layers(model, inputs(side), pad)
+            row: dict[str, Any] = {"tokens": kept[0][0].shape[2], "width": WIDTHS[not pad], "layers": len(kept)}
+            calls = {case: _call(case, kept, MODES[0]) for case in (PLAIN, OURS)}
+            if side in SIDE_ROUNDS:
+                calls[OURS]()
+                times = measure.in_turn(calls, partial(measure.timed, device="cpu"), 0.0, SIDE_ROUNDS[side])
+                row |= {"plain": statistics.median(times[PLAIN]), **measure.spread(times[OURS], times[PLAIN])}
+                row["memory"] = _memory(kept[0])
+                row["seconds"] = statistics.median(times[OURS])
+            else:
+                row["seconds"] = measure.timed(calls[OURS], "cpu")
+            if pad:  # repeats of one head are alike: every third is another one where four became twelve
+                alone = [head_of(layer, h) for layer in kept for h in range(0, HEADS, 3)]
+                row["heads"] = [measure.timed(_call(OURS, [head], MODES[0]), "cpu") for head in alone]
+            measure.progress(f"{row['tokens']} tokens, {row['width']}: {row['seconds']:.2f} s")
+            rows.append(row)
+    return rows
+
+
+def exponents(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """How time grows with the number of tokens: for all layers, by width, and for the head of the steepest growth."""
+    out = {}
+    for width in WIDTHS:
+        own = [row for row in rows if row["width"] == width]
+        out[width] = exponent([row["tokens"] for row in own], [row["seconds"] for row in own])
+        if "heads" in own[0]:
+            heads = zip(*(row["heads"] for row in own), strict=True)
+            out["steepest head"] = max(exponent([row["tokens"] for row in own], times) for times in heads)
+    return out
+
+
 def run(folder: Path, *, seconds: float = 120.0, quick: bool = False) -> dict[str, Any]:
     """Ratios for a run at several times the size of its data, each measured for about an equal share of `seconds`.
 
@@ -123,8 +194,18 @@ def run(folder: Path, *, seconds: float = 120.0, quick: bool = False) -> dict[st
         what = {"factor": factor, "tokens": tokens, "mode": mode, "layers": len(kept)}
         ratios = measure.spread(times[OURS], times[PLAIN])
         rows.append({**what, "seconds": statistics.median(times[PLAIN]), **ratios})
-    about = {"run": folder.name, "encoding": recipe.model.encoding}
-    return {**measure.machine("cpu", quick=quick), **about, "rows": rows}
+    about = {"run": folder.name, "encoding": recipe.model.encoding, "commit": measure.commit()}
+    out = {**measure.machine("cpu", quick=quick), **about, "rows": rows}
+    if quick or not isinstance(recipe.data.size, int):
+        return out
+    patch = recipe.data.size / rows[0]["tokens"] ** 0.5
+
+    def inputs_of(side: int) -> list[Tensor]:
+        sample = recipe.dataset("test", size=round(side * patch))[0]
+        return [torch.as_tensor(sample[name])[None] for name in model.inputs]  # type: ignore[union-attr]
+
+    high = high_resolution(model, inputs_of)
+    return {**out, "high": high, "exponents": exponents(high)}
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -135,4 +216,19 @@ def markdown(results: dict[str, Any]) -> str:
         for x in results["rows"]
     ]
     table = text.table(["size", "tokens", "mode", PLAIN, OURS], cells, left=0)
-    return "\n\n".join([*measure.warning(results), f"{what}, on {measure.where(results)}.", table])
+    parts = [*measure.warning(results), f"{what}, on {measure.where(results)}.", table]
+    if "high" in results:
+        rows = [[str(x["tokens"]), x["width"], *_high_cells(x)] for x in results["high"]]
+        parts += ["Forward at high resolutions; memory is the ratio of peaks of one layer, inputs included:"]
+        parts += [text.table(["tokens", "width", PLAIN, OURS, "ratio", "memory"], rows, left=0)]
+        grown = "; ".join(f"{name} {value:.2f}" for name, value in results["exponents"].items())
+        parts += [f"Exponent of parapos' time over the number of tokens: {grown}."]
+    return "\n\n".join(parts)
+
+
+def _high_cells(row: dict[str, Any]) -> list[str]:
+    ours = f"{row['seconds']:.2f} s"
+    if "ratio" not in row:
+        return ["not measured", ours, "not measured", "not measured"]
+    memory = "not measured" if row["memory"] is None else f"{row['memory']:.2f}x"
+    return [f"{row['plain']:.2f} s", ours, measure.show_ratio(row), memory]
