@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 import statistics
 from pathlib import Path
 from statistics import fmean, stdev, variance
@@ -266,6 +267,17 @@ def test_the_document_has_the_numbers_of_the_raw_files(name):
     assert all(grid.is_whole(raw, place) for place in grid.places)
     evaluations = {(job.run.name, str(evaluation)) for job in grid.jobs for evaluation in job.evaluations}
     assert {key for key in raw.by_evaluation if not key[1].startswith("step=")} == evaluations
+
+
+def test_the_desk_study_rebuilds_from_its_cells(tmp_path, monkeypatch, capsys):
+    """The command writes the committed files again, byte by byte, where no run is."""
+    for name in ("cells.csv", "curves.csv"):
+        shutil.copyfile(RESULTS / "desk" / name, tmp_path / name)
+    monkeypatch.setattr(render.plots, "save", lambda figure, path: None)
+    words = ["--from-cache", "--root", str(tmp_path / "none"), "--results", str(tmp_path)]
+    assert cli.main(["table", "desk", *words]) == 0
+    for name in ("table.md", "table.csv", "cells.csv", "curves.csv"):
+        assert (tmp_path / name).read_bytes() == (RESULTS / "desk" / name).read_bytes(), name
 
 
 def test_what_the_document_says_in_one_minute():
