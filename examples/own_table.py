@@ -5,11 +5,10 @@
 # A table is a TOML file: rows are changes to a recipe, columns are evaluations, and seeds are repeats.
 
 # %%
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from parapos.cli import main
 
 folder = Path(tempfile.mkdtemp())
 (folder / "mine.toml").write_text("""
@@ -35,9 +34,10 @@ rope = { "model.encoding" = "rope" }
 # to resume. `--jobs 2` trains two at a time, one thread each.
 
 # %%
-words = ["table", str(folder / "mine.toml"), "--root", str(folder / "runs"), "--results", str(folder / "results")]
-if main([*words, "--dry-run"]) or main([*words, "--jobs", "1"]):
-    sys.exit("the table failed")
+table = [sys.executable, "-m", "parapos", "table", str(folder / "mine.toml")]  # in a shell: parapos table mine.toml
+table += ["--root", str(folder / "runs"), "--results", str(folder / "results")]
+subprocess.run([*table, "--dry-run"], check=True)
+subprocess.run([*table, "--jobs", "2"], check=True)
 
 # %% [markdown]
 # The results: `table.md` with means and spreads, `cells.csv` with every single number, and plots.

@@ -1,10 +1,19 @@
-"""Worker processes: they end with their parent."""
+"""Worker processes: they end with their parent, and their death is reported."""
 
 import os
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from parapos.experiments import schedule
+from parapos.experiments.store import ReportError
+from parapos.tasks.base import Metric
 
 SCRIPT = """
 import os, signal, sys
@@ -42,3 +51,14 @@ def test_a_killed_parent_takes_its_workers_along(tmp_path):
     while alive(pid) and time.monotonic() < until:
         time.sleep(0.1)
     assert not alive(pid)
+
+
+def test_a_process_that_dies_is_told_in_one_line(tmp_path):
+    """As happens when a script without a guard is imported by the process that it starts."""
+    dead: Future = Future()
+    dead.set_exception(BrokenProcessPool("terminated abruptly"))
+    run = SimpleNamespace(folder=tmp_path / "run", given=True, metric=lambda: Metric("score", "score"))
+    run.wanted = SimpleNamespace(optim=SimpleNamespace(epochs=1))
+    job = SimpleNamespace(run=run, evaluations=[])
+    with pytest.raises(ReportError, match=r'run: its process died; .* `if __name__ == "__main__":`.*log.txt'):
+        schedule._follow({dead: job}, tmp_path / "log.txt", lambda line: None, lambda job: None)

@@ -13,8 +13,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -116,34 +118,19 @@ def progress(job: Job) -> tuple[float, str]:
     return training * share + (1 - training) * min(1.0, tested / max(1, len(job.evaluations))), words
 
 
-class Board:
-    """Where progress is shown: a bar in a terminal, lines elsewhere."""
+@contextmanager
+def board(tell: Tell) -> Iterator[tuple[Callable[[float, str], object], float]]:
+    """How progress is shown, a bar in a terminal and lines elsewhere, and after how many seconds again."""
+    if not sys.stderr.isatty():
+        yield lambda share, text: tell(text), SAY
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell, self.every = tell, SAY
-        self.bar: Any = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
-
-            columns = (SpinnerColumn(), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
-            self.bar, self.every = Progress(*columns, console=Console(stderr=True)), SAY / 10
-
-    def __enter__(self) -> Board:
-        if self.bar is not None:
-            self.bar.start()
-            self.task = self.bar.add_task("", total=1.0)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def show(self, share: float, text: str) -> None:
-        if self.bar is None:
-            self.tell(text)
-        else:
-            self.bar.update(self.task, completed=share, description=text)
+    columns = (SpinnerColumn(), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda share, text: bar.update(task, completed=share, description=text), SAY / 10
 
 
 def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callable[[Job], object]) -> None:
@@ -151,19 +138,23 @@ def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callab
     shares = {future: progress(job)[0] for future, job in futures.items()}
     begun, began, reported = sum(shares.values()), time.monotonic(), time.monotonic()
     left = dict(futures)
-    with Board(tell) as board:
-        board.show(begun / len(futures), "starting processes; each loads PyTorch first, which takes some seconds")
+    with board(tell) as (show, every):
+        show(begun / len(futures), "starting processes; each loads PyTorch first, which takes some seconds")
         while left:
             time.sleep(POLL)
             ended = [future for future in left if future.done()]
             for future in ended:
                 job = left.pop(future)
-                if (wrong := future.result()) is not None:
+                try:
+                    wrong = future.result()
+                except BrokenProcessPool:
+                    wrong = 'its process died; if a script started it, call parapos under `if __name__ == "__main__":`'
+                if wrong is not None:
                     raise ReportError(f"{job.run.folder}: {wrong} (what it said is in {log})")
                 shares[future] = 1.0
                 done(job)
             now = time.monotonic()
-            if not ended and now - reported < board.every:
+            if not ended and now - reported < every:
                 continue
             reported, parts = now, []
             for future, job in left.items():
@@ -172,10 +163,8 @@ def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callab
                     parts.append(f"{job.run.label or job.run.name} {shares[future]:.0%} {words}".rstrip())
             so_far = sum(shares.values())
             rate = (so_far - begun) / (now - began)
-            if not rate and board.bar is not None:
-                continue  # the processes are still starting
+            if not rate and every < SAY:
+                continue  # the processes are still starting, as the bar says
             time_left = str(timedelta(seconds=round((len(futures) - so_far) / rate))) if rate else "?"
             runs = f"{len(futures) - len(left)} of {len(futures)} runs done"
-            board.show(
-                so_far / len(futures), " | ".join([f"{runs}, {so_far / len(futures):.0%}, left {time_left}", *parts])
-            )
+            show(so_far / len(futures), " | ".join([f"{runs}, {so_far / len(futures):.0%}, left {time_left}", *parts]))
