@@ -26,9 +26,10 @@ def results():
 
 @pytest.mark.parametrize(("peaks", "memory"), [([5, 1, 3], 3), ([5, None, 3], None)])
 def test_memory_is_a_median_of_processes(peaks, memory, monkeypatch):
-    left = list(peaks)
+    left = peaks * len(bench.MODES)
     monkeypatch.setattr(measure, "apart", lambda *args: left.pop(0))
-    assert bench._memory(bench.Row("none"), "inference", bench.Setting(NANO, 64, 1, "fp32", "cpu")) == memory
+    entries = bench._all_memory([bench.Row("none")], [bench.Setting(NANO, 64, 1, "fp32", "cpu")])
+    assert [entry["bytes"] for entry in entries] == [memory, memory]
 
 
 def test_rows_are_the_papers_and_none():
@@ -95,8 +96,8 @@ def test_increase_is_the_papers_last_row():
     want = dict(zip(next(iter(bench.paper()["rows"].values())), (13, None, 14, 14, 17, 20, 7, 14), strict=True))
     for column, percent in want.items():
         if percent is not None:
-            found = view.increase(lambda row, c=column: bench.paper()["rows"].get(row, {}).get(c))
-            assert found == f"+{percent}%", column
+            figures = {row: values[column] for row, values in bench.paper()["rows"].items()}
+            assert view.Column(column, figures).increase == f"+{percent}%", column
 
 
 def test_rows_share_the_trunk_and_a_step_changes_nothing():

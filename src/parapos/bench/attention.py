@@ -202,8 +202,8 @@ def _exponents(memory: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """How memory grows with N: over all sizes, and over the two largest."""
     out = []
     for case, dtype, mode in ((c, d, m) for m in MODES for d in DTYPES for c in CASES):
-        found = [x for x in _select(memory, case, dtype, mode) if x["bytes"] is not None]
-        sizes, values = [x["tokens"] for x in found], [x["bytes"] for x in found]
+        entries = [x for x in _select(memory, case, dtype, mode) if x["bytes"] is not None]
+        sizes, values = [x["tokens"] for x in entries], [x["bytes"] for x in entries]
         fits = {
             name: exponent(sizes[-count:], values[-count:]) if len(sizes) >= count else None
             for name, count in (("all", len(GRIDS)), ("largest_two", 2))
@@ -228,8 +228,8 @@ def markdown(results: dict[str, Any]) -> str:
         for fit in (x for x in results["exponents"] if x["mode"] == mode):
             cells = [fit["case"], fit["dtype"]]
             for kind in ("time", "memory"):
-                found = {x["tokens"]: x for x in _select(results[kind], *cells[:2], mode)}
-                cells += [_cell(found.get(n)) for n in sizes]
+                entries = {x["tokens"]: x for x in _select(results[kind], *cells[:2], mode)}
+                cells += [_cell(entries.get(n)) for n in sizes]
             cells += ["not measured" if fit[x] is None else f"{fit[x]:.2f}" for x in ("all", "largest_two")]
             rows.append(cells)
         parts += [f"{mode}:", text.table(header, rows, left=2)]
@@ -245,37 +245,12 @@ def _cell(entry: dict[str, Any] | None) -> str:
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """Ratios of time and memory over N, a row of panels per mode; float32 solid, bfloat16 dashed."""
-    from ..experiments import plots
+    """Ratios of time and memory over N, a row of panels per mode."""
 
-    pyplot = plots.load_pyplot()
-    from matplotlib.lines import Line2D
+    def panel(kind: str, mode: str) -> measure.Panel:
+        entries = {f"{c}, {d}": _select(results[kind], c, d, mode) for c in CASES for d in DTYPES}
+        points = {name: [(x["tokens"], x["ratio"]) for x in xs if x["ratio"]] for name, xs in entries.items()}
+        return measure.Panel(f"{mode}: {kind} over tokens", f"ratio to {PLAIN}", points)
 
-    colours = dict(
-        zip(CASES, ("#000000", "#999999", "#0072B2", "#56B4E9", "#E69F00", "#CC79A7", "#009E73"), strict=True)
-    )
-    styles: dict[str, Any] = dict(zip(DTYPES, ("-", "--"), strict=True))
-    sizes = sorted({x["tokens"] for x in results["memory"]})
-    figure, axes = pyplot.subplots(len(MODES), 2, figsize=(10, 7.5), layout="constrained", sharex=True, squeeze=False)
-    for row, mode in zip(axes, MODES, strict=True):
-        for axis, kind in zip(row, ("time", "memory"), strict=True):
-            for case, dtype in ((c, d) for c in CASES for d in DTYPES):
-                found = _select(results[kind], case, dtype, mode)
-                points = [(x["tokens"], x["ratio"]) for x in found if x["ratio"] is not None]
-                if points:
-                    axis.plot(*zip(*points, strict=True), styles[dtype], color=colours[case], marker="o", markersize=4)
-            axis.set(xscale="log", yscale="log", title=f"{mode}: {'time' if kind == 'time' else 'peak memory'}")
-            axis.set(ylabel=f"ratio to {PLAIN}")
-            axis.set_xticks(sizes, [str(n) for n in sizes])
-            axis.minorticks_off()
-            low, high = axis.get_ylim()
-            ticks = [t for t in (0.25, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 200) if low <= t <= high]
-            axis.set_yticks(ticks, [f"{t:g}" for t in ticks])
-            axis.grid(alpha=0.3)
-    for axis in axes[-1]:
-        axis.set_xlabel("tokens N")
-    handles = [Line2D([], [], color=colours[case], label=case) for case in CASES]
-    handles += [Line2D([], [], color="grey", linestyle=styles[d], label=d) for d in DTYPES]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle(". ".join([*measure.warning(results), measure.where(results)]), fontsize=10)
-    plots.save(figure, path)
+    title = ". ".join([*measure.warning(results), measure.where(results)])
+    measure.draw(path, [[panel(kind, mode) for kind in ("time", "memory")] for mode in MODES], title)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -213,3 +213,44 @@ def write(
         progress(f"no plot: {error.name} is missing, install parapos[report]")
         return paths[:2]
     return paths
+
+
+class Panel(NamedTuple):
+    """Curves by name: points (x, y), where x is a number or a name."""
+
+    title: str
+    ylabel: str
+    curves: Mapping[str, Sequence[tuple[Any, float]]]
+
+
+def draw(path: Path, rows: Sequence[Sequence[Panel]], title: str) -> None:
+    """Rows of panels with logarithmic axes and one legend for all. Neighbouring curves share a hue, dark and light."""
+    from ..experiments import plots
+
+    figure, axes = plots.subplots(len(rows), len(rows[0]), size=(5.2 * len(rows[0]), 3.9 * len(rows)), squeeze=False)
+    names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
+    inks = plots.load_pyplot().get_cmap("tab20").colors
+    for axis, panel in zip(axes.flat, (panel for row in rows for panel in row), strict=True):
+        xs: list[Any] = list(dict.fromkeys(x for points in panel.curves.values() for x, _ in points))
+        numbers = all(not isinstance(x, str) for x in xs)
+        for name, points in ((name, points) for name, points in panel.curves.items() if points):
+            look = dict(
+                color=inks[names.index(name) % len(inks)],
+                linestyle="-" if numbers else "none",
+                marker="o",
+                markersize=4,
+            )
+            axis.plot([x if numbers else xs.index(x) for x, _ in points], [y for _, y in points], label=name, **look)
+        axis.set(title=panel.title, ylabel=panel.ylabel, yscale="log", xscale="log" if numbers else "linear")
+        axis.set_xticks(xs if numbers else range(len(xs)), [str(x) for x in xs], rotation=0 if numbers else 60)
+        axis.xaxis.minorticks_off()
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.tick_params(axis="y", which="both", labelsize=7)
+        axis.grid(alpha=0.3, which="both", axis="y")
+    handles = {
+        name: handle for axis in axes.flat for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    plots.save(figure, path)

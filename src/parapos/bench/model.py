@@ -12,9 +12,8 @@ are in it.
 from __future__ import annotations
 
 import copy
-import math
+import itertools
 import statistics
-import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -87,9 +86,9 @@ class Setting:
 @cache
 def paper() -> dict[str, Any]:
     """The published table: model, size, and per row the figures by column name."""
-    found = tomllib.loads(resources.files(__package__).joinpath("paper_efficiency.toml").read_text())
-    rows = {row: dict(zip(found["columns"], figures, strict=True)) for row, figures in found["rows"].items()}
-    return {"model": found["model"], "size": found["size"], "rows": rows}
+    table = tomllib.loads(resources.files(__package__).joinpath("paper_efficiency.toml").read_text())
+    rows = {row: dict(zip(table["columns"], figures, strict=True)) for row, figures in table["rows"].items()}
+    return {"model": table["model"], "size": table["size"], "rows": rows}
 
 
 def make_rows(encodings: Sequence[str], parabolas: Sequence[int], direct: bool = False) -> list[Row]:
@@ -112,11 +111,11 @@ def build(row: Row, model: str, **size: Any) -> nn.Module:
 
 def share(net: nn.Module, trunk: nn.Module) -> None:
     """Replace all parameters of net that trunk has too by trunk's."""
-    own = dict(trunk.named_parameters())
+    shared = dict(trunk.named_parameters())
     for name, _ in list(net.named_parameters()):
-        if name in own:
+        if name in shared:
             module, _, leaf = name.rpartition(".")
-            setattr(net.get_submodule(module), leaf, own[name])
+            setattr(net.get_submodule(module), leaf, shared[name])
 
 
 def adamw(net: nn.Module, state: defaultdict[Any, Any] | None = None) -> torch.optim.AdamW:
@@ -206,7 +205,7 @@ def count(row: Row, model: str, size: int, device: str) -> dict[str, float | Non
                 self.seen.add(func.overloadpacket)
             return func(*args, **(kwargs or {}))
 
-    found: dict[str, float | None] = {}
+    gflop: dict[str, float | None] = {}
     job = job_of(REGISTRY[model][0])
     with FakeTensorMode() if job.can_be_fake else nullcontext(), torch.device(device):
         net = build(row, model)
@@ -218,10 +217,10 @@ def count(row: Row, model: str, size: int, device: str) -> dict[str, float | Non
                 if mode == "training":
                     out.backward()
             uncounted = sorted(str(name) for name in Ours.seen if name not in counter.flop_registry)
-            found[mode] = None if uncounted else counter.get_total_flops() / 1e9
+            gflop[mode] = None if uncounted else counter.get_total_flops() / 1e9
             if uncounted:
                 measure.progress(f"GFLOP of {row}, {mode}: not counted, no formula for {', '.join(uncounted)}")
-    return found
+    return gflop
 
 
 def analytic(row: Row, model: str, size: int) -> dict[str, float] | None:
@@ -251,16 +250,11 @@ def measure_time(
                 steps[mode, row]()
 
     times: dict[tuple[str, Row], list[float]] = {key: [] for key in steps}
-    least, start, reported = min(rounds, LEAST_ROUNDS), time.perf_counter(), -math.inf
-    for turn in measure.rounds(seconds, (least, rounds)):
+    for turn in measure.rounds(seconds, (min(rounds, LEAST_ROUNDS), rounds)):
         for mode in MODES:
             for row in measure.rotated(nets, turn):
                 times[mode, row].append(measure.timed(steps[mode, row], device))
-        done, now = turn + 1, time.perf_counter()
-        if now - reported > 10:
-            reported, each = now, (now - start) / done
-            left = max(least - done, min(rounds - done, (seconds - (now - start)) / each), 0) * each
-            measure.progress(f"time: {setting}: round {done} of at most {rounds}, about {left:.0f} s left")
+        measure.progress(f"time: {setting}: round {turn + 1} of at most {rounds}, or until {seconds:.0f} s are over")
     return times
 
 
@@ -313,30 +307,19 @@ def run(
     return results
 
 
-def _memory(row: Row, mode: str, setting: Setting) -> int | None:
-    """Median peak of PROCESSES processes; None if one did not survive."""
-    peaks = []
-    for _ in range(PROCESSES):
-        peak = measure.apart(measure_memory, row, mode, setting)
-        if peak is None:
-            return None
-        peaks.append(peak)
-    return statistics.median_low(peaks)
-
-
 def _all_memory(rows: Sequence[Row], settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    """Medians of PROCESSES processes each; None where one did not survive."""
     out: list[dict[str, Any]] = []
-    start, total = time.perf_counter(), len(rows) * len(settings) * len(MODES)
-    for setting in settings:
-        for mode in MODES:
-            base = None
-            for row in rows:
-                peak = _memory(row, mode, setting)
-                base = peak if row.encoding == BASE else base
-                ratio = peak / base if peak and base else None
-                out.append({"row": str(row), "size": setting.size, "mode": mode, "bytes": peak, "ratio": ratio})
-                left = (time.perf_counter() - start) * (total / len(out) - 1)
-                measure.progress(f"memory: {setting}, {mode}, {row}: {len(out)} of {total}, {left:.0f} s left")
+    for setting, mode in itertools.product(settings, MODES):
+        base = None
+        for row in rows:
+            measure.progress(f"memory: {setting}, {mode}, {row}: {len(out) + 1} of {len(rows) * len(settings) * 2}")
+            peaks = [measure.apart(measure_memory, row, mode, setting) for _ in range(PROCESSES)]
+            survived = [peak for peak in peaks if peak is not None]
+            peak = statistics.median_low(survived) if len(survived) == PROCESSES else None
+            base = peak if row.encoding == BASE else base
+            ratio = peak / base if peak and base else None
+            out.append({"row": str(row), "size": setting.size, "mode": mode, "bytes": peak, "ratio": ratio})
     return out
 
 
@@ -351,10 +334,10 @@ def _all_time(
     out: list[dict[str, Any]] = []
     for setting, left in measure.shares(settings, seconds):
         lost = {x["row"] for x in memory if x["size"] == setting.size and x["bytes"] is None}
-        some = {row: net for row, net in nets.items() if str(row) not in lost}
-        if rows[0] not in some:
+        alive = {row: net for row, net in nets.items() if str(row) not in lost}
+        if rows[0] not in alive:
             continue
-        times = measure_time(some, state, setting, left, rounds)
+        times = measure_time(alive, state, setting, left, rounds)
         for (mode, row), values in times.items():
             what = {"row": str(row), "size": setting.size, "mode": mode, "seconds": statistics.median(values)}
             out.append({**what, **measure.spread(values, times[mode, rows[0]])})

@@ -108,10 +108,10 @@ def markdown(results: dict[str, Any]) -> str:
     header = ["stream", "sensor", "events", "tokens", NUMBA, NUMPY, f"{PYTHON}, {fewer} events"]
     rows = []
     for kind, sensor in dict.fromkeys((x["kind"], x["sensor"]) for x in results["speed"]):
-        found = {x["case"]: x for x in results["speed"] if (x["kind"], x["sensor"]) == (kind, sensor)}
+        entries = {x["case"]: x for x in results["speed"] if (x["kind"], x["sensor"]) == (kind, sensor)}
         size = " x ".join(map(str, SENSORS[sensor]))
-        whole = found[NUMBA]
-        cells = [_cell(found[name]) for name in (NUMBA, NUMPY, PYTHON)]
+        whole = entries[NUMBA]
+        cells = [_cell(entries[name]) for name in (NUMBA, NUMPY, PYTHON)]
         rows.append([kind, f"{sensor}, {size}", str(whole["events"]), str(whole["tokens"]), *cells])
     return "\n\n".join([*parts, text.table(header, rows, left=2)])
 
@@ -122,24 +122,9 @@ def _cell(entry: dict[str, Any]) -> str:
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
-    """A group of bars per stream, a bar per case, whiskers for the quartiles."""
-    from ..experiments import plots
-
-    groups = list(dict.fromkeys(f"{x['kind']}\n{x['sensor']}" for x in results["speed"]))
-    lines, errors = [], []
-    for case, colour in ((NUMBA, "#0072B2"), (NUMPY, "#E69F00"), (PYTHON, "#999999")):
-        entries = [x for x in results["speed"] if x["case"] == case]
-        middle = np.array([x["events_per_second"] for x in entries]) / 1e6
-        errors.append(abs(np.array([x["quartiles"] for x in entries]).T / 1e6 - middle))
-        lines.append(plots.Line(case, "", middle.tolist(), colour=colour))
-    figure, axis = plots.subplots(size=(8, 4.5))
-    for line, places in zip(lines, plots.bars(axis, groups, lines, errors), strict=True):
-        for place, value in zip(places, line.values, strict=True):
-            axis.annotate(f"{value:.3g}", (place, value), (0, 6), textcoords="offset points", ha="center", fontsize=8)
-    axis.set(yscale="log", ylabel="million events per second")
-    axis.margins(y=0.15)
-    axis.grid(axis="y", alpha=0.3)
-    axis.set_axisbelow(True)
+    """Events per second by stream, for each case."""
+    points: dict[str, list[tuple[str, float]]] = {NUMBA: [], NUMPY: [], PYTHON: []}
+    for x in results["speed"]:
+        points[x["case"]].append((f"{x['kind']}\n{x['sensor']}", x["events_per_second"] / 1e6))
     title = [*measure.warning(results), f"Spiking Patches, {results['machine']}, one core"]
-    axis.set_title(". ".join(title), fontsize=10)
-    plots.save(figure, path)
+    measure.draw(path, [[measure.Panel("", "million events per second", points)]], ". ".join(title))

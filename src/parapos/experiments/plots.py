@@ -149,15 +149,14 @@ def losses(path: Path, steps: Sequence[int], lines: Sequence[Line], *, title: st
     save(figure, path)
 
 
-def bars(axis: Any, groups: Sequence[str], lines: Sequence[Line], errors: Sequence[Any] = ()) -> list[list[float]]:
-    """A group of bars per name, a bar per line, and a legend below. errors: whiskers of each line. Gives the places."""
+def bars(axis: Any, groups: Sequence[str], lines: Sequence[Line]) -> None:
+    """A group of bars per name, a bar per line, and a legend below."""
     wide = 0.85 / len(lines)
-    places = [[x + (i - len(lines) / 2 + 0.5) * wide for x in range(len(groups))] for i in range(len(lines))]
-    for place, line, whiskers in zip(places, lines, errors or [None] * len(lines), strict=True):
-        axis.bar(place, line.values, wide, yerr=whiskers, color=line.ink, label=line.name, capsize=3)
+    for i, line in enumerate(lines):
+        places = [x + (i - len(lines) / 2 + 0.5) * wide for x in range(len(groups))]
+        axis.bar(places, line.values, wide, color=line.ink, label=line.name)
     axis.set_xticks(range(len(groups)), groups)
     axis.legend(ncols=7, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14))
-    return places
 
 
 def save(figure: Any, path: Path) -> None:

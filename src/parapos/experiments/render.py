@@ -175,17 +175,6 @@ def reading(grid: Grid, results: Results) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def as_rows(grid: Grid, results: Results) -> list[list[object]]:
-    """A line per place: mean, spread and number of repeats, and the paper's figure."""
-    lines: list[list[object]] = []
-    for place in itertools.product(grid.blocks, grid.rows, grid.table.columns):
-        values, metric = grid.values(results, place), grid.metric(place)
-        mean, deviation = _mean(values), _deviation(values)
-        about = ["", ""] if metric is None else [metric.name, metric.unit]
-        lines.append([*place, *about, mean, deviation, len(values), grid.table.published(*place[1:])])
-    return lines
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
@@ -211,8 +200,14 @@ def write(grid: Grid, results: Results, text: Path, numbers: Path, plot: Path, t
 
 
 def write_numbers(grid: Grid, results: Results, path: Path) -> None:
-    """The table as CSV."""
-    rows.write(path, COLUMNS, as_rows(grid, results))
+    """The table as CSV: a line per place with mean, spread and number of repeats, and the paper's figure."""
+    lines: list[list[object]] = []
+    for place in itertools.product(grid.blocks, grid.rows, grid.table.columns):
+        values, metric = grid.values(results, place), grid.metric(place)
+        about = ["", ""] if metric is None else [metric.name, metric.unit]
+        spreads = [_mean(values), _deviation(values), len(values)]
+        lines.append([*place, *about, *spreads, grid.table.published(*place[1:])])
+    rows.write(path, COLUMNS, lines)
 
 
 def curves(grid: Grid, results: Results, block: str, group: Group, path: Path, title: str = "") -> list[Path]:
