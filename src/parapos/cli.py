@@ -71,13 +71,13 @@ def _bench_attention(args: argparse.Namespace) -> None:
             results = trained.run(args.trained, seconds=args.seconds, quick=args.quick)
         except (ValueError, OSError, RuntimeError) as error:
             raise UserError(f"parapos bench attention: {describe(error)}") from None
-        told = trained.markdown(results)
+        message = trained.markdown(results)
     else:
         results = bench_attention.run(device=args.device, seconds=args.seconds, quick=args.quick)
-        told, plot = bench_attention.markdown(results), bench_attention.plot
-    print(told)
+        message, plot = bench_attention.markdown(results), bench_attention.plot
+    print(message)
     try:
-        wrote(measure.write(results, told, plot, args.out))
+        wrote(measure.write(results, message, plot, args.out))
     except OSError as error:
         raise UserError(f"parapos bench attention: {describe(error)}") from None
 
@@ -162,10 +162,10 @@ def _bench_model(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     names = ("model", "encodings", "parabolas", "direct", "sizes", "batch", "dtype", "device", "seconds", "rounds")
     results = bench_model.run(**{name: getattr(args, name) for name in names})
-    told = bench_model_view.markdown(results)
-    print(told)
+    message = bench_model_view.markdown(results)
+    print(message)
     try:
-        wrote(measure.write(results, told, bench_model_view.plot, args.out))
+        wrote(measure.write(results, message, bench_model_view.plot, args.out))
     except OSError as error:
         raise UserError(f"parapos bench model: {describe(error)}") from None
 

@@ -8,8 +8,8 @@ from difflib import get_close_matches
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """A hint for a misspelt name, or nothing."""
-    found = get_close_matches(name, known, n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    matches = get_close_matches(name, known, n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:

@@ -74,9 +74,9 @@ def draw(path: Path, *strips: Strip, title: str) -> None:
         axis.set(xticks=[], yticks=[])
     figure.suptitle(f"{title}\nquery: {strips[0].query_name}" if len(strips) == 1 else title, fontsize=11)
     if not lies:
-        rest = 1 - float(strips[0].shares.sum())
+        class_token = 1 - float(strips[0].shares.sum())
         message = "share of the attention that all tokens of a column get"
-        message += f"; class token {_percent(rest)}" if rest > 1e-9 else ""
+        message += f"; class token {_percent(class_token)}" if class_token > 1e-9 else ""
         figure.supxlabel(message, fontsize=8, color="#555555")
     save(figure, path)
 

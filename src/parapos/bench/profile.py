@@ -68,8 +68,10 @@ def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
                 for event in seen.events():
                     if event.device_type.name != "CPU":  # a kernel, which counts with the operator that started it
                         continue
-                    own = event.self_device_time_total if setting.device == "cuda" else event.self_cpu_time_total
-                    took[kind(_names(event))] += own / 1000
+                    microseconds = (
+                        event.self_device_time_total if setting.device == "cuda" else event.self_cpu_time_total
+                    )
+                    took[kind(_names(event))] += microseconds / 1000
                 for name, value in took.items():
                     spent[r][name].append(value)
             measure.progress(f"profile: {setting}, {mode}: round {index + 1} of {rounds}")

@@ -46,12 +46,12 @@ def _place(value: str) -> tuple[float, float]:
 
 def _share(value: str) -> float:
     try:
-        found = float(value)
+        share = float(value)
     except ValueError:
-        found = 0.0
-    if not 0 < found <= 1:
+        share = 0.0
+    if not 0 < share <= 1:
         raise argparse.ArgumentTypeError(f"expected a number above 0 and up to 1, got {value!r}")
-    return found
+    return share
 
 
 def add(commands: Any) -> None:

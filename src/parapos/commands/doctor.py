@@ -19,13 +19,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def devices() -> dict[str, str]:
     """Every device that torch can use, with a description."""
-    found = {"cpu": f"{cpu_name()}, {torch.get_num_threads()} threads"}
+    names = {"cpu": f"{cpu_name()}, {torch.get_num_threads()} threads"}
     for i in range(torch.cuda.device_count()):
         what = torch.cuda.get_device_properties(i)
-        found[f"cuda:{i}"] = f"{what.name}, {what.total_memory / 2**30:.0f} GiB, sm_{what.major}{what.minor}"
+        names[f"cuda:{i}"] = f"{what.name}, {what.total_memory / 2**30:.0f} GiB, sm_{what.major}{what.minor}"
     if torch.backends.mps.is_available():
-        found["mps"] = "Apple GPU"
-    return found
+        names["mps"] = "Apple GPU"
+    return names
 
 
 def extras() -> dict[str, dict[str, str | None]]:
@@ -73,11 +73,11 @@ def try_kernel(kernel: str, device: str, dtype: torch.dtype) -> str:
 
 def _summary(kernel: str, device: str) -> str:
     """One result if all types agree, else each."""
-    found = {str(dtype)[6:]: try_kernel(kernel, device, dtype) for dtype in DTYPES}
-    if len(set(found.values())) > 1:
-        return "; ".join(f"{dtype} {result}" for dtype, result in found.items())
-    result = next(iter(found.values()))
-    return f"ok in {', '.join(found)}" if result == "ok" else result
+    results = {str(dtype)[6:]: try_kernel(kernel, device, dtype) for dtype in DTYPES}
+    if len(set(results.values())) > 1:
+        return "; ".join(f"{dtype} {result}" for dtype, result in results.items())
+    result = next(iter(results.values()))
+    return f"ok in {', '.join(results)}" if result == "ok" else result
 
 
 def report() -> str:

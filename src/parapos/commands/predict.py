@@ -25,7 +25,7 @@ def _predict(args: argparse.Namespace) -> None:
     try:
         wanted = fit.load_run(folder)
         predictor = predict.load(folder, **options)
-        found = files.list_files(args.inputs, predictor.source.suffixes, out)
+        paths = files.list_files(args.inputs, predictor.source.suffixes, out)
         about = {
             "run": str(folder),
             "model": wanted.model.name,
@@ -33,7 +33,7 @@ def _predict(args: argparse.Namespace) -> None:
             "task": wanted.task_name,
             "threshold": predictor.view.threshold,
         }
-        report = files.predict_files(predictor, found, out, pictures=not args.no_pictures, track=track, about=about)
+        report = files.predict_files(predictor, paths, out, pictures=not args.no_pictures, track=track, about=about)
     except (predict.PredictError, ImportError) as error:
         raise UserError(f"parapos predict: {describe(error)}") from None
     wrote(report.written[:1])
@@ -43,7 +43,7 @@ def _predict(args: argparse.Namespace) -> None:
         tell(f"could not read {name}: {reason}")
     if len(report.skipped) > SHOWN:
         tell(f"and {len(report.skipped) - SHOWN} more, which {report.written[0]} names")
-    print(f"{len(report.entries)} of {len(found)} files predicted, {len(report.skipped)} with problems")
+    print(f"{len(report.entries)} of {len(paths)} files predicted, {len(report.skipped)} with problems")
     if not report.entries:
         raise SystemExit(1)
 

@@ -169,8 +169,8 @@ def _grid(
 ) -> Grid:
     runs = {}
     for name in encodings:
-        own = {**changes, "model.encoding": name}
-        runs[name] = Run(source, own, folder / name, recipe.load(source, own), label=label(name), given=is_given)
+        merged = {**changes, "model.encoding": name}
+        runs[name] = Run(source, merged, folder / name, recipe.load(source, merged), label=label(name), given=is_given)
     first = next(iter(runs.values()))
     trained, model = first.side, tables.load("demo")
     columns = {

@@ -70,8 +70,8 @@ def resolve(table: Table, root: Path, changes: Mapping[str, str], only: Sequence
                 for number, (end, repeat) in enumerate(_repeats(table, column)):
                     folder = root / f"{Path(source).stem}-{row}{end}"
                     if folder not in runs:
-                        own = {**both, **repeat}
-                        runs[folder] = Run(source, own, folder, recipe.load(source, own))
+                        merged = {**both, **repeat}
+                        runs[folder] = Run(source, merged, folder, recipe.load(source, merged))
                     run = runs[folder]
                     if not number and not column.loss_at:
                         check_sizes(f"{table.name}: {folder.name}", run.wanted, [column.size])
@@ -151,8 +151,8 @@ def write(grid: Grid, results: Results, out: Path) -> list[Path]:
 def write_raw(results: Results, out: Path) -> list[Path]:
     """OUT/cells.csv and curves.csv: the evaluations, and what was logged during training."""
     for name, of_curve in (("cells", False), ("curves", True)):
-        some = {key: value for key, value in results.scores.items() if key[1].startswith("step=") == of_curve}
-        store.write(out / f"{name}.csv", some)
+        chosen = {key: value for key, value in results.scores.items() if key[1].startswith("step=") == of_curve}
+        store.write(out / f"{name}.csv", chosen)
     return [out / "cells.csv", out / "curves.csv"]
 
 

@@ -85,8 +85,8 @@ def mann_whitney(a: Sequence[float], b: Sequence[float], *, one_sided: bool = Fa
     x, y = _checked("a", a, 1), _checked("b", b, 1)
     method = _method([*x, *y], math.comb(len(x) + len(y), len(x)))
     side = "greater" if one_sided else "two-sided"
-    found = stats.mannwhitneyu(_floats(x), _floats(y), alternative=side, method=method)
-    return Test(_named("Mann-Whitney", one_sided), float(found.statistic), float(found.pvalue))
+    result = stats.mannwhitneyu(_floats(x), _floats(y), alternative=side, method=method)
+    return Test(_named("Mann-Whitney", one_sided), float(result.statistic), float(result.pvalue))
 
 
 def compare(a: Sequence[float], b: Sequence[float], *, ratio: float = UCF101_RATIO) -> list[Test]:
@@ -123,8 +123,8 @@ def _unpaired(name: str, a: Sequence[float], b: Sequence[float], one_sided: bool
         return _certain(name, x[0] - y[0], len(x) + len(y) - 2, one_sided)
     scale = max(map(abs, (*x, *y)))
     side = "greater" if one_sided else "two-sided"
-    found = stats.ttest_ind(_floats(x, scale), _floats(y, scale), equal_var=equal_var, alternative=side)
-    return Test(_named(name, one_sided), float(found.statistic), float(found.pvalue), float(found.df))
+    result = stats.ttest_ind(_floats(x, scale), _floats(y, scale), equal_var=equal_var, alternative=side)
+    return Test(_named(name, one_sided), float(result.statistic), float(result.pvalue), float(result.df))
 
 
 def _of_differences(name: str, differences: Sequence[Decimal], ratio: float, one_sided: bool) -> Test:

@@ -121,11 +121,11 @@ class Task(ABC):
     @classmethod
     def metric(cls, name: str) -> Metric:
         """A metric by its name; also those that only some data sets have."""
-        found = next((metric for metric in cls.metrics if metric.name == name), None)
-        if found is None:
+        wanted = next((metric for metric in cls.metrics if metric.name == name), None)
+        if wanted is None:
             known = ", ".join(metric.name for metric in cls.metrics)
             raise ValueError(f"{cls.__name__} has no metric {name!r}, expected one of {known}")
-        return found
+        return wanted
 
     def learned(self) -> dict[str, Any]:
         """What weights mean on these data, such as the names of classes, in plain types. A run keeps it."""

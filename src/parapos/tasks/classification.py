@@ -208,9 +208,9 @@ class ClassificationEvaluator(Evaluator):
     def compute(self) -> dict[str, float]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*was called before the")  # a process may have had no batch
-            found = {"loss": self.loss[0] / self.loss[1], **self.counts.compute(), **self.among.compute()}
+            metrics = {"loss": self.loss[0] / self.loss[1], **self.counts.compute(), **self.among.compute()}
         names = [*(metric.name for metric in Classification.metrics), *self.among]
-        return {name: float(found[name]) for name in names}
+        return {name: float(metrics[name]) for name in names}
 
 
 def _mixers(classes: int, **alphas: float) -> list[Any]:

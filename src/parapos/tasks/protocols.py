@@ -70,7 +70,7 @@ class CocoJudging:
 
     def results(self, samples: Samples) -> list[dict[str, Any]]:
         """Detections as COCO's server takes them."""
-        found = []
+        detections = []
         for number in sorted(samples):
             truth = samples[number].truth
             for left, top, right, bottom, score, label in samples[number].detections.tolist():
@@ -78,8 +78,8 @@ class CocoJudging:
                     left, right = (min(max(0.0, x), truth["width"]) for x in (left, right))
                     top, bottom = (min(max(0.0, y), truth["height"]) for y in (top, bottom))
                 place = {"image_id": truth["image_id"], "category_id": self.category_ids[int(label)]}
-                found.append({**place, "bbox": [left, top, right - left, bottom - top], "score": score})
-        return found
+                detections.append({**place, "bbox": [left, top, right - left, bottom - top], "score": score})
+        return detections
 
     def truth(self, samples: Samples) -> dict[str, Any]:
         """What is true, as COCO's files have it."""
@@ -146,7 +146,7 @@ class Gen1Judging:
 
     def recordings(self, samples: Samples, truth: bool = False) -> dict[str, Array]:
         """Of each clip an array of boxes as the toolbox reads them, in the order of time: detections, or the truth."""
-        found: dict[str, list[Array]] = {}
+        boxes_by_clip: dict[str, list[Array]] = {}
         for i in sorted(samples, key=lambda i: (samples[i].truth["clip"], samples[i].truth["time"])):
             real, said = samples[i].truth, samples[i].detections
             corner, size = said[:, :2], said[:, 2:4] - said[:, :2]
@@ -157,8 +157,8 @@ class Gen1Judging:
             boxes = np.zeros(len(corner), box_files.BOX)
             boxes["t"], boxes["class_id"], boxes["class_confidence"] = real["time"], labels, score
             boxes["x"], boxes["y"], boxes["w"], boxes["h"] = *corner.T, *size.T
-            found.setdefault(real["clip"], []).append(boxes)
-        return {clip: np.concatenate(parts) for clip, parts in found.items()}
+            boxes_by_clip.setdefault(real["clip"], []).append(boxes)
+        return {clip: np.concatenate(parts) for clip, parts in boxes_by_clip.items()}
 
     def export(self, samples: Samples, folder: Path) -> list[Path]:
         """<clip>_bbox.npy for each clip, as the toolbox takes detections, and curves."""

@@ -157,8 +157,8 @@ def step_path(folder: Path, step: int) -> Path:
 def steps(folder: Path) -> dict[int, Path]:
     """Checkpoints of a folder by step, the latest first."""
     names = [(re.fullmatch(r"step-(\d{9,})\.ckpt", path.name), path) for path in folder.glob("*.ckpt")]
-    found = {int(match[1]): path for match, path in names if match}
-    return dict(sorted(found.items(), reverse=True))
+    paths = {int(match[1]): path for match, path in names if match}
+    return dict(sorted(paths.items(), reverse=True))
 
 
 def latest(folder: Path) -> tuple[Path | None, list[str]]:

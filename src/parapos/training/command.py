@@ -79,7 +79,7 @@ def evaluate(
         raise RecipeError(f"--predictions: expected a folder, got the file {predictions}")
     options: dict[str, Any] = {"root": root, "data": data, "batch": batch, "relabel": relabel}
     options |= {"predictions": predictions, "changes": changes}
-    found = fit.evaluate(folder, split=split, size=size, position_scale=factor, **options)
+    metrics = fit.evaluate(folder, split=split, size=size, position_scale=factor, **options)
     if fit.is_first():
         judged = size or wanted.data.size
         about = {
@@ -89,10 +89,10 @@ def evaluate(
             "position_scale": factor,
             **changes,
         }
-        row = {**about, **found, "samples": int(found["samples"])}
+        row = {**about, **metrics, "samples": int(metrics["samples"])}
         shown = [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row.values()]
         print(table(list(row), [shown]))
-        print(wanted.task_class.summary(found))
+        print(wanted.task_class.summary(metrics))
         _add_row(folder / "evaluations.csv", row)
     return 0
 

@@ -224,8 +224,8 @@ def _lent(wanted: Recipe) -> dict[str, torch.Tensor]:
     except (RecipeError, checkpoint.CheckpointError) as error:
         raise RecipeError(f"model.init: {error}") from None
     if about["encoding"] != wanted.model.encoding:
-        told = f"a run with model.encoding = {wanted.model.encoding!r}, {folder} has {about['encoding']!r}"
-        raise RecipeError(f"model.init: expected {told}")
+        expected = f"expected a run with model.encoding = {wanted.model.encoding!r}"
+        raise RecipeError(f"model.init: {expected}, {folder} has {about['encoding']!r}")
     return lender.state_dict()
 
 
@@ -277,11 +277,11 @@ def _take_up(
         return None, {}, Progress(), None
     if change := recipe.difference(load_run(folder), wanted):
         raise RecipeError(f"{folder}: holds a run of another recipe ({change}); take another --out or the same recipe")
-    found, messages = checkpoint.latest(folder / "checkpoints")
+    path, messages = checkpoint.latest(folder / "checkpoints")
     for message in messages if is_first() else ():
         print(message, file=sys.stderr)
-    if found is not None:
-        return found, *state.load(found)
+    if path is not None:
+        return path, *state.load(path)
     if must_exist:
         raise RecipeError(f"{folder}: nothing to resume, it has no checkpoints")
     if (folder / "metrics.csv").exists() and is_first():
@@ -311,12 +311,12 @@ def _begin(wanted: Recipe, folder: Path, world: int) -> None:
 
 
 def _versions() -> dict[str, Any]:
-    found = {"parapos": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    versions = {"parapos": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for name in PACKAGES:
-        found[name] = metadata.version(name)
+        versions[name] = metadata.version(name)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     cpu = {"cpu": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
-    return {**found, "gpu": gpu, **cpu}
+    return {**versions, "gpu": gpu, **cpu}
 
 
 def _best(wanted: Recipe, progress: Progress) -> str:
@@ -339,19 +339,19 @@ def _absolute(wanted: Recipe) -> Recipe:
 
 def _loggers(run: Run, folder: Path, step: int) -> list[Logger]:
     """TensorBoard and Weights & Biases, if asked for; they are imported only then. What came after `step` is hidden."""
-    found: list[Logger] = []
+    loggers: list[Logger] = []
     if not is_first():
-        return found
+        return loggers
     try:
         if run.tensorboard:
             from lightning.pytorch.loggers import TensorBoardLogger
 
-            found.append(TensorBoardLogger(folder, name=None, version="tensorboard", purge_step=step + 1))
+            loggers.append(TensorBoardLogger(folder, name=None, version="tensorboard", purge_step=step + 1))
         if run.wandb:
             from lightning.pytorch.loggers import WandbLogger
 
             name = folder.resolve().name
-            found.append(WandbLogger(project=run.wandb, name=name, id=name, save_dir=folder, resume="allow"))
+            loggers.append(WandbLogger(project=run.wandb, name=name, id=name, save_dir=folder, resume="allow"))
     except ModuleNotFoundError as error:
         raise RecipeError(f"run.{'wandb' if run.wandb else 'tensorboard'}: {error}") from None
-    return found
+    return loggers

@@ -101,7 +101,7 @@ def count_skipped(dataset: Dataset) -> str | None:
         device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
         mask = mask.to(device, torch.uint8, copy=True)
         torch.distributed.all_reduce(mask, op=torch.distributed.ReduceOp.MAX)
-    found = mask.nonzero().flatten().tolist()
+    indices = mask.nonzero().flatten().tolist()
     path = getattr(dataset, "path", None)
-    first = f", the first is {path(found[0])}" if found and path is not None else ""
-    return f"{len(found)} of {len(dataset)} samples could not be read{first}" if found else None
+    first = f", the first is {path(indices[0])}" if indices and path is not None else ""
+    return f"{len(indices)} of {len(dataset)} samples could not be read{first}" if indices else None

@@ -162,9 +162,9 @@ class TrainingModule(LightningModule):
             self._running.end_part(size)
         if size:
             by_sample = None if loss.by_sample is None else loss.by_sample.detach().reshape(len(batch["id"]), -1)
-            found = [total.detach() if by_sample is None else by_sample.double().sum(0), loss.weight]
-            found += [loss.parts[name].detach() for name in self.task.parts]
-            self._sums = self._sums + torch.stack([value.to(self._sums).reshape(-1) for value in found])
+            sums = [total.detach() if by_sample is None else by_sample.double().sum(0), loss.weight]
+            sums += [loss.parts[name].detach() for name in self.task.parts]
+            self._sums = self._sums + torch.stack([value.to(self._sums).reshape(-1) for value in sums])
             finite = total.detach().isfinite().all() if by_sample is None else by_sample.isfinite().all(1)
             self._bad += batch["id"][~finite.expand(len(batch["id"]))].tolist()
         else:
@@ -242,8 +242,8 @@ class TrainingModule(LightningModule):
         except KeyError as error:
             if error.args[0] in batch:
                 raise
-            told = f"expected samples with {error.args[0]!r}, they have {', '.join(batch)}"
-            raise RecipeError(f"task {self.recipe.task_name}: {told}; change task.name or data.name") from error
+            message = f"expected samples with {error.args[0]!r}, they have {', '.join(batch)}"
+            raise RecipeError(f"task {self.recipe.task_name}: {message}; change task.name or data.name") from error
 
     def on_validation_epoch_end(self) -> None:
         assert self.evaluator is not None

@@ -213,10 +213,10 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str
 
 def _keys(values: Mapping[str, Any], prefix: str = "") -> list[str]:
     """All keys that are not tables, with dots."""
-    found: list[str] = []
+    keys: list[str] = []
     for key, value in values.items():
-        found += _keys(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
-    return found
+        keys += _keys(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
+    return keys
 
 
 def _merge(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

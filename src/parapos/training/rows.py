@@ -65,7 +65,7 @@ def parse(
         number = data.count(b"\n", 0, error.start) + 1
         raise CheckpointError(f"{path}: line {number}: not UTF-8") from None
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     try:
         header = next(lines, None)
         least = [name for name in columns if name not in optional]
@@ -86,7 +86,7 @@ def parse(
                     row[name] = value
                 elif value:
                     row[name] = float(value)
-            found.append(row)
+            rows.append(row)
     except (csv.Error, ValueError) as error:
         raise CheckpointError(f"{path}: line {lines.line_num}: {error}") from None
-    return found
+    return rows

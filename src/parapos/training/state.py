@@ -19,12 +19,12 @@ NEEDED = ("params", "lr", "betas", "eps", "weight_decay")  # of a group of the o
 def load(path: Path) -> tuple[dict[str, Any], Progress, int]:
     """A checkpoint of a run: all of it, how far the run was, and on how many samples it trains."""
     state = checkpoint.load(path)
-    own = state.get("parapos")
-    if not isinstance(own, dict):
+    entry = state.get("parapos")
+    if not isinstance(entry, dict):
         raise CheckpointError(
             f"{path}: not a checkpoint of a run, it has only {', '.join(map(str, state)) or 'nothing'}"
         )
-    progress, samples = own.get("progress"), own.get("samples")
+    progress, samples = entry.get("progress"), entry.get("samples")
     kinds = {name: get_origin(kind) or kind for name, kind in get_type_hints(Progress).items()}
     if isinstance(progress, dict):
         progress = {"part_sums": {}, **progress}
@@ -50,17 +50,17 @@ def check(state: dict[str, Any], path: Path, module: TrainingModule) -> None:
 
 
 def _dictionary(values: dict[str, Any], key: str) -> dict[str, Any]:
-    found = values.get(key)
-    if not isinstance(found, dict):
-        raise ValueError(f"{key}: expected a dictionary, got {type(found).__name__}")
-    return found
+    value = values.get(key)
+    if not isinstance(value, dict):
+        raise ValueError(f"{key}: expected a dictionary, got {type(value).__name__}")
+    return value
 
 
 def _check_optimizer(state: dict[str, Any], module: TrainingModule) -> None:
-    found = state.get("optimizer_states")
-    if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], dict):
-        raise ValueError(f"optimizer_states: expected a list of one dictionary, got {str(found)[:80]}")
-    groups, sums = found[0].get("param_groups"), _dictionary(found[0], "state")
+    states = state.get("optimizer_states")
+    if not isinstance(states, list) or len(states) != 1 or not isinstance(states[0], dict):
+        raise ValueError(f"optimizer_states: expected a list of one dictionary, got {str(states)[:80]}")
+    groups, sums = states[0].get("param_groups"), _dictionary(states[0], "state")
     fresh = make_optimizer(module.model, module.recipe.optim)
     wanted = [{**group, "params": len(group["params"])} for group in fresh.param_groups]
     if not isinstance(groups, list) or len(groups) != len(wanted):
@@ -71,7 +71,7 @@ def _check_optimizer(state: dict[str, Any], module: TrainingModule) -> None:
     parameters = [p for group in fresh.param_groups for p in group["params"]]
     numbers = [number for group in groups for number in group["params"]]
     for number, p in zip(numbers, parameters, strict=True):
-        own = _dictionary(sums, number) if sums else {}
+        moments = _dictionary(sums, number) if sums else {}
         for name in ("exp_avg", "exp_avg_sq") if sums else ():
-            if not isinstance(own.get(name), Tensor) or own[name].shape != p.shape:
+            if not isinstance(moments.get(name), Tensor) or moments[name].shape != p.shape:
                 raise ValueError(f"optimizer's {name} of tensor {number}: expected {tuple(p.shape)}")
