@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .base import SPLITS, command, guarded, integer, tell, wrote
+from .base import SPLITS, command, guarded, integer, number, tell, wrote
 
 OPTIONS = ("samples", "split", "index", "image", "size", "query", "at", "columns", "layer", "head")
 
@@ -42,16 +42,6 @@ def _place(value: str) -> tuple[float, float]:
         raise argparse.ArgumentTypeError(f"expected x,y in pixels from the top left, got {value!r}")
     x, y = (float(number) for number in value.split(","))
     return x, y
-
-
-def _share(value: str) -> float:
-    try:
-        share = float(value)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"expected a number above 0 and up to 1, got {value!r}")
-    return share
 
 
 def add(commands: Any) -> None:
@@ -92,7 +82,10 @@ def add(commands: Any) -> None:
     analyze.add_argument("--layer", type=integer(1, 10**6), help="without it that of the most positional head")
     analyze.add_argument("--head", type=integer(1, 10**6), help="without it the most positional one")
     analyze.add_argument(
-        "--tau", type=_share, default=0.8, help="share of attention whose pairs count; 1 for all pairs"
+        "--tau",
+        type=number("a number above 0 and up to 1", lambda value: 0 < value <= 1),
+        default=0.8,
+        help="share of attention whose pairs count; 1 for all pairs",
     )
     analyze.add_argument("--unscaled", action="store_true", help="leave out the factor of q.k, as the paper does")
     analyze.add_argument("--out", type=Path, metavar="DIR", help="of plots and numbers; without it RUN/analysis")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,25 +39,33 @@ def integer(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def seconds(value: str) -> float:
-    try:
-        found = float(value)
-    except ValueError:
-        found = -1.0
-    if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {value!r}")
-    return found
+def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """Parses numbers that fit; what is no number is judged as NaN."""
+
+    def parse(value: str) -> float:
+        try:
+            parsed = float(value)
+        except ValueError:
+            parsed = math.nan
+        if not fits(parsed):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {value!r}")
+        return parsed
+
+    return parse
+
+
+seconds = number("a positive number of seconds", lambda value: 0 < value < math.inf)
 
 
 def names(known: Sequence[str]) -> Callable[[str], list[str]]:
     def parse(value: str) -> list[str]:
-        found = value.split(",")
-        for name in found:
+        words = value.split(",")
+        for name in words:
             if name not in known:
                 raise argparse.ArgumentTypeError(f"unknown {name!r}, expected some of {','.join(known)}")
-        if (twice := repeated(found)) is not None:
+        if (twice := repeated(words)) is not None:
             raise argparse.ArgumentTypeError(f"expected each once, got {twice} twice")
-        return found
+        return words
 
     return parse
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..encodings import list_encodings
-from .base import SPLITS, UserError, command, guarded, integer, names, repeated, several, tell, wrote
+from .base import SPLITS, UserError, command, guarded, integer, names, number, repeated, several, tell, wrote
 
 ROOT = Path("runs")  # of the runs of tables, unless --root says another
 
@@ -166,16 +166,6 @@ def _demo(args: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-def _positive(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {value!r}")
-    return number
-
-
 def add(commands: Any) -> None:
     """Adds the commands to a parser."""
     demo = command(
@@ -233,6 +223,8 @@ def add(commands: Any) -> None:
         help="with seeds: raw results, tables and plots; without it ROOT/tables/NAME, --from-cache docs/results/NAME",
     )
     table.add_argument(
-        "--tflops", type=_positive, help="TFLOP/s that a GPU sustains, for the estimate of --dry-run; without it 150"
+        "--tflops",
+        type=number("a positive number", lambda value: 0 < value < float("inf")),
+        help="TFLOP/s that a GPU sustains, for the estimate of --dry-run; without it 150",
     )
     table.set_defaults(run=guarded("table", _table))

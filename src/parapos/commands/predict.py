@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .base import UserError, command, describe, guarded, integer, seconds, sides, tell, wrote
+from .base import UserError, command, describe, guarded, integer, number, sides, tell, wrote
 from .prepare import track
 
 SHOWN = 20  # files that are named
@@ -48,23 +48,6 @@ def _predict(args: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-def _threshold(value: str) -> float:
-    try:
-        found = float(value)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found <= 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {value!r}")
-    return found
-
-
-def _milliseconds(value: str) -> float:
-    try:
-        return seconds(value)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"expected a positive number of milliseconds, got {value!r}") from None
-
-
 def add(commands: Any) -> None:
     """Adds the command to a parser."""
     predict = command(
@@ -78,12 +61,14 @@ def add(commands: Any) -> None:
     predict.add_argument("inputs", nargs="+", metavar="INPUT", help="files, folders with all below them, or patterns")
     predict.add_argument("--out", type=Path, metavar="DIR", help="of JSON and pictures; without it RUN/predictions")
     predict.add_argument(
-        "--threshold", type=_threshold, help="least score of an answer; without it 0.25 for boxes, 0 for classes"
+        "--threshold",
+        type=number("a number from 0 to 1", lambda value: 0 <= value <= 1),
+        help="least score of an answer; without it 0.25 for boxes, 0 for classes",
     )
     predict.add_argument("--size", type=sides, help="side of the images or HEIGHTxWIDTH, without it that of training")
     predict.add_argument(
         "--every",
-        type=_milliseconds,
+        type=number("a positive number of milliseconds", lambda value: 0 < value < float("inf")),
         metavar="MS",
         help="milliseconds between answers; without it every frame of a video, 500 for boxes of recordings, 6000 for "
         "their classes",
