@@ -36,7 +36,7 @@ COARSE = 16  # tiles that are judged together first, where there are many
 LEAST = 4096  # keys, and queries times keys in its square: fewer are not worth a look
 # What tiles cost, in units of dense attention: each pair of tiles, for small products are slower, and each query, for
 # bounds and orders, as much as so many keys.
-PAIR_COST, QUERY_COST = 1.3, 900.0
+PAIR_COST, QUERY_COST = 1.7, 950.0
 DEFAULTS = {torch.float64: 2.0**-52, torch.float32: 1e-7, torch.bfloat16: 2.0**-10, torch.float16: 2.0**-13}
 
 

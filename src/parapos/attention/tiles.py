@@ -11,6 +11,7 @@ of keys, s slots of a tile, G tiles of queries in a group, L tiles of keys that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from math import prod
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..relative import functions, project
+from ..relative import contract, functions, project
 from ..tracing import no_autocast
 from . import sparse
 from .columns import ALLOWED, GRADIENT_ROUNDING
@@ -28,13 +29,11 @@ from .head import needed as needed_by
 from .kernels import Call
 from .scores import empty_heads
 from .terms import Relative
-from .tiling import TILE
+from .tiling import TILE, tilings
 
-SAMPLED = (
-    3,
-    4,
-    4,
-)  # one head of so many, at most so many, and tiles of queries of each: the share is estimated from these
+# The share of tiles is estimated from one head of so many, at most so many heads, and tiles of queries of each.
+SAMPLED = (4, 3, 4)
+PROBES = 16  # queries that tell whether a form looks everywhere
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -114,7 +113,9 @@ def _scatter(into: Tensor, index: Tensor, tiles: Tensor) -> None:
 
 def together(call: Call) -> list[range]:
     """Heads that are bounded at one time: they have to see the same keys, and their bounds have to fit in BLOCK."""
-    heads, pairs = call.q.shape[1], call.q.shape[2] * call.k.shape[2] // TILE
+    heads, count = call.q.shape[1], -(-call.k.shape[2] // TILE)
+    many = count > 4 * sparse.COARSE  # few tiles of queries at a time, and of keys those of coarse tiles
+    pairs = sparse.COARSE * TILE * count // 2 if many else call.q.shape[2] * count
     alike = call.mask is None or call.mask.shape[1] == 1
     count = max(1, min(heads, BLOCK // max(pairs, 1))) if alike else 1
     return [range(h, min(h + count, heads)) for h in range(0, heads, count)]
@@ -129,7 +130,8 @@ class _Attention(torch.autograd.Function):
         for b, heads in product(range(q.shape[0]), together(call)):
             made = [Head(call, terms, coefficients, b, h) for h in heads]
             rows = torch.arange(len(made[0].index))
-            for h, head, needed in zip(heads, made, needed_by(made, rows, call.tolerance, weighted), strict=True):
+            for h, needed in zip(heads, needed_by(made, rows, call.tolerance, weighted), strict=True):
+                head = made.pop(0)  # its wide tensors go before those of the next are made
                 y, lse = forward(head, needed, room)
                 _scatter(out[b, h], head.rows.index, y)
                 visits.append((needed, lse))
@@ -206,13 +208,39 @@ def share(
     return visited / max(pairs, 1)
 
 
+@torch.no_grad()
+def looks_everywhere(call: Call, terms: Sequence[Relative], coefficients: Sequence[Tensor]) -> bool:
+    """Whether the scores of most queries fall too little for a tile to lose its weight: then bounds are not worth it.
+
+    A guess from the first sample that costs next to nothing: scores of PROBES queries of all heads at the middles of
+    the tiles of keys. Dense attention is right in any case.
+    """
+    rows = sparse.spread(call.q.shape[2], PROBES)
+    at, to = terms[0].r.r[:1, rows].detach().double(), tilings(terms[0].key_positions)[0].middle[None]
+    if not to.numel():
+        return True
+    total = call.q.new_zeros((), dtype=wide_type(call.q))
+    for term, c in zip(terms, coefficients, strict=True):
+        c = c[:1].expand(-1, -1, call.q.shape[2], -1)[:, :, rows] * (call.scale if term.scaled else 1.0)
+        total = total + contract(c, functions(at, to, term.exponents, total.dtype))  # (1, H, PROBES, T)
+    falls = total.amax(-1) - total.amin(-1) + math.log(to.shape[1]) >= -math.log(call.tolerance)
+    return float(falls.float().mean()) < 0.1
+
+
+def is_worth_it(call: Call, terms: Sequence[Relative], coefficients: Sequence[Tensor]) -> bool:
+    """Whether tiles are expected to be faster than dense attention."""
+    if looks_everywhere(call, terms, coefficients):
+        return False
+    return sparse.cost(call, share(call, terms, coefficients, SAMPLED)) < 1.0
+
+
 def describe(call: Call) -> str | None:
     """What `attention` would do, in words; None where it would do nothing."""
     terms = sparse.served(call)
     if terms is None:
         return None
     coefficients = [term.coefficients(wide_type(call.q)) for term in terms]
-    if sparse.cost(call, share(call, terms, coefficients, SAMPLED)) >= 1.0:
+    if not is_worth_it(call, terms, coefficients):
         return None
     needed = share(call, terms, coefficients)
     where = "columns centred in each tile" if Head(call, terms, coefficients, 0, 0).columns else "scores formed from D"
@@ -226,7 +254,7 @@ def attention(call: Call) -> Tensor | None:
     if terms is None:
         return None
     coefficients = [term.coefficients(wide_type(call.q)) for term in terms]
-    if sparse.cost(call, share(call, terms, coefficients, SAMPLED)) >= 1.0:
+    if not is_worth_it(call, terms, coefficients):
         return None
     out: Tensor = _Attention.apply(call, terms, call.needs_grad, call.q, call.k, call.v, *coefficients)
     return out

@@ -1,0 +1,292 @@
+"""Attention over tiles: that it is attention, that it visits what it needs, and when it is chosen.
+
+What may be skipped is tested in test_sparse.py, and so are the calls that are hard in one way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+import parapos
+from parapos.attention import Polynomial, Quadratic, attend, explain, reference, sparse, tiles, tiling
+from parapos.attention.head import needed as needed_by
+from parapos.attention.kernels import Call
+from parapos.positions import Positions
+
+from .criterion import DTYPES
+from .test_sparse import TOLERANCE, heads, make
+
+
+@pytest.fixture(autouse=True)
+def small_tiles() -> Iterator[None]:
+    """And as cheap as dense attention: so few tokens need most of their tiles."""
+    with patch.object(tiling, "TILE", 8), patch.multiple(sparse, LEAST=1, QUERY_COST=0.0, PAIR_COST=1.0):
+        yield
+
+
+def leaves_of(call: Call, dtype: torch.dtype) -> tuple[Call, list[Tensor]]:
+    """The call in another type, with leaves that want gradients."""
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in (call.q, call.k, call.v))
+    leaves, terms, wide = [q, k, v], [], torch.promote_types(dtype, torch.float32)
+    for term in call.terms:
+        own = {name: getattr(term, name).detach().to(wide).requires_grad_() for name in term.learned}
+        leaves += own.values()
+        terms.append(replace(term, **own))  # type: ignore[type-var]
+    return replace(call, q=q, k=k, v=v, terms=tuple(terms)), leaves
+
+
+def results(call: Call, dtype: torch.dtype, run: Callable[[Call], Tensor]) -> list[Tensor]:
+    mine, leaves = leaves_of(call, dtype)
+    out = run(mine)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    return [out, *torch.autograd.grad(out, leaves, dout.to(dtype))]
+
+
+def by_tiles(call: Call) -> Tensor:
+    """By tiles, whatever dense attention would cost."""
+    with patch.object(tiles, "is_worth_it", return_value=True):
+        out = tiles.attention(call)
+    assert out is not None
+    return out
+
+
+def by_reference(call: Call) -> Tensor:
+    return reference.attention(call)[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["local", "distance", "both", "unplaced", "padded", "masked", "cross", "points"])
+def test_outputs_and_gradients_are_those_of_the_reference(kind: str, dtype: torch.dtype) -> None:
+    """An error of at most 2x, gradients 3x, that of the reference, or in float32 of 5e-4 as columns may have."""
+    call = replace(make(kind, 2, 3, w=12), tolerance=sparse.DEFAULTS[dtype])
+    call = replace(call, q=call.q.to(dtype).float(), k=call.k.to(dtype).float(), v=call.v.to(dtype).float())
+    found = results(call, dtype, by_tiles)
+    theirs, exact = results(call, dtype, by_reference), results(call, torch.float64, by_reference)
+    loose = 2e-5 if dtype == torch.float32 else 1e-12
+    for i, (x, y, z) in enumerate(zip(found, theirs, exact, strict=True)):
+        norm = float(z.norm())
+        times = (3 if i else 2) * (2 if z.numel() < 4 else 1)  # the error of one number is luck
+        allowed = max(times * float((y.double() - z).norm()), loose * norm)
+        assert float((x.double() - z).norm()) <= allowed, i
+        assert x.dtype == y.dtype
+        assert x.shape == y.shape
+
+
+def test_exact_calls_form_scores_from_d() -> None:
+    call = replace(make("local", 2, 3), exact=True)
+    assert all(head.columns is None for _, head in heads(call))
+    exact = results(call, torch.float64, by_reference)
+    for x, y in zip(results(call, torch.float32, by_tiles), exact, strict=True):
+        assert float((x.double() - y).norm()) <= 3e-6 * float(y.norm())
+
+
+def test_steep_forms_on_coarse_tiles_fall_back_to_d() -> None:
+    call = make("local", 2, 3)
+    term = call.terms[0]
+    assert isinstance(term, Quadratic)
+    call = replace(call, terms=(replace(term, M=term.M * 3000.0),))  # type: ignore[operator]
+    assert all(head.columns is None for _, head in heads(call))
+    exact = by_reference(replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double()))
+    assert float((by_tiles(call) - exact).norm()) <= 1e-5 * float(exact.norm())
+
+
+def test_forward_and_backward_visit_the_needed_tiles_and_no_others() -> None:
+    call = make("local", 2, 7)
+    needed = [head.needed(torch.arange(len(head.index)), TOLERANCE, weighted=True) for _, head in heads(call)]
+    visits: dict[str, int] = {"forward": 0, "backward": 0}
+    gathered = tiles.Head.gathered
+
+    def spy(self: tiles.Head, kv: Tensor, rows: Tensor, lists: Tensor, room: Tensor) -> Any:
+        visits[phase] += int((lists < len(self.keys.index) - 1).sum())
+        return gathered(self, kv, rows, lists, room)
+
+    with patch.object(tiles.Head, "gathered", spy):
+        mine, leaves = leaves_of(call, torch.float32)
+        phase = "forward"
+        out = by_tiles(mine)
+        phase = "backward"
+        torch.autograd.grad(out.sum(), leaves)
+    total = sum(int(x.sum()) for x in needed)
+    assert visits == {"forward": total, "backward": total}
+    assert total < 0.9 * sum(x[:, :-1].numel() for x in needed)
+
+
+def test_a_key_that_every_query_skips_has_no_gradient() -> None:
+    call = make("local", 2, 1)
+    n, far = call.q.shape[2], torch.arange(call.q.shape[2]) % 14 == 13
+    r = parapos.grid_positions(14, 14).double()
+    r[far] += 1000.0  # one column of the grid, in tiles of its own
+    mask = ~far.expand(1, 1, n, n).clone()
+    mask[..., far, :] = False
+    mask[..., far, 0] = True  # far tokens look at the first one
+    term = replace(call.terms[0], r=Positions.of(r))  # type: ignore[type-var]
+    call = replace(call, terms=(term,), mask=mask)
+    _, _, dk, dv, *_ = results(call, torch.float32, by_tiles)
+    assert dk[0, :, far].eq(0).all()
+    assert dv[0, :, far].eq(0).all()
+    assert dv[0, :, ~far].abs().amin() > 0
+
+
+def test_repeats_are_equal_to_the_bit() -> None:
+    call = make("local", 2, 2)
+    for x, y in zip(results(call, torch.float32, by_tiles), results(call, torch.float32, by_tiles), strict=True):
+        assert torch.equal(x, y)
+
+
+def attend_call(call: Call, **options: Any) -> Tensor:
+    out = attend(call.q, call.k, call.v, call.terms, call.mask, call.scale, **options)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def count_tiles() -> Any:
+    return patch.object(tiles, "forward", side_effect=tiles.forward)
+
+
+def test_attend_skips_by_default_and_looks_everywhere_when_told() -> None:
+    call = make("local", 2, 4)
+    with count_tiles() as ran:
+        assert torch.allclose(attend_call(call), attend_call(call, tolerance=0), atol=1e-3)
+        assert ran.call_count == call.q.shape[1]
+    with pytest.raises(ValueError, match="tolerance is a share"):
+        attend_call(call, tolerance=-1e-7)
+
+
+def test_where_nothing_can_be_skipped_dense_attention_runs() -> None:
+    call = make("flat", 2, 4)
+    with count_tiles() as ran:
+        attend_call(call)
+    assert not ran.called
+
+
+def test_explain_tells_the_share_of_tiles() -> None:
+    local, flat = make("local", 2, 4), make("flat", 2, 4)
+    lists = [head.needed(torch.arange(len(head.index)), TOLERANCE, False)[:, :-1] for _, head in heads(local)]
+    share = float(torch.stack(lists).double().mean())
+    message = str(explain(local.q, local.k, local.v, local.terms, scale=local.scale))
+    assert f"over the {share:.1%} of tiles that may have weight" in message
+    assert "tiles" not in str(explain(flat.q, flat.k, flat.v, flat.terms, scale=flat.scale))
+
+
+def test_terms_without_a_bound_run_dense() -> None:
+    call = make("local", 2, 4)
+    cubic = Polynomial(torch.randn(1, 2, call.q.shape[2], 9), Positions.of(torch.randn(call.q.shape[2], 2)))
+    assert tiles.attention(replace(call, terms=(cubic,))) is None
+    assert tiles.attention(replace(call, terms=(*call.terms, cubic))) is None
+    assert tiles.attention(replace(call, terms=())) is None
+
+
+def test_compiled_and_exported_programs_run_dense() -> None:
+    att = parapos.Attention(16, heads=2, encoding="pape", pos_dim=2).eval()
+    x, r = torch.randn(1, 196, 16), parapos.grid_positions(14, 14)
+    with torch.no_grad(), count_tiles() as ran:
+        program = torch.export.export(att, (x, r)).module()
+        first = ran.call_count
+        y = program(x, r)
+        assert ran.call_count == first == 0
+        assert torch.allclose(att(x, r), y, atol=1e-4)
+
+
+def test_autocast_and_layers() -> None:
+    layer = parapos.Attention(16, heads=2, encoding="pape", pos_dim=2, tolerance=1e-4)
+    x, r = torch.randn(1, 196, 16), parapos.grid_positions(14, 14)
+    with count_tiles(), torch.autocast("cpu", torch.bfloat16):
+        y = layer(x, r)
+        y.float().sum().backward()
+    assert y.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("kind", ["local", "unplaced", "padded", "masked", "cross", "distance"])
+def test_the_lists_of_tiles_alone_give_attention(kind: str) -> None:
+    """What another kernel may rely on: every query in one tile, every visible key in one, and no other key needed."""
+    call = replace(make(kind, 2, 3), tolerance=1e-4)
+    call = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
+    weights = reference.attention(call)[1]
+    lists = tiles.needed_tiles(call, weighted=False)
+    assert lists is not None
+    assert [len(x) for x in lists] == [call.q.shape[1]]
+    skipped = 0
+    for h, head in enumerate(lists[0]):
+        assert head.needed.shape == (len(head.queries), len(head.keys))
+        queries = head.queries[head.queries >= 0]
+        assert torch.equal(queries.sort()[0], torch.arange(call.q.shape[2]))
+        keys = head.keys[head.keys >= 0]
+        assert len(keys.unique()) == len(keys)
+        for tile, row in enumerate(head.needed):
+            looks = torch.zeros(call.k.shape[2], dtype=torch.bool)
+            looks[head.keys[row][head.keys[row] >= 0]] = True
+            lost = weights[0, h][head.queries[tile][head.queries[tile] >= 0]][:, ~looks].sum(-1)
+            assert float(lost.max()) <= call.tolerance
+        skipped += int((~head.needed).sum())
+    assert skipped
+    assert tiles.needed_tiles(replace(call, tolerance=0.0)) is None
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 7, 8, 100, 257])
+def test_tiles_hold_every_token_once_and_are_even(n: int, p: int) -> None:
+    r = torch.randn(n, p)
+    r[::9] = torch.nan
+    made = tiling.tiling(r)
+    tokens = torch.cat([made.index[made.index >= 0], made.unplaced])
+    assert torch.equal(tokens.sort()[0], torch.arange(n))
+    counts = (made.index >= 0).sum(1)
+    assert not len(counts) or int(counts.max() - counts.min()) <= 1
+
+
+def test_tiles_of_a_grid_are_blocks() -> None:
+    with patch.object(tiling, "TILE", 64):
+        made = tiling.tiling(parapos.grid_positions(64, 64))
+    assert made.index.shape == (64, 64)
+    assert (made.high - made.low == 7).all()
+
+
+@pytest.mark.parametrize("kind", ["local", "unplaced", "padded", "masked", "distance"])
+def test_heads_that_are_bounded_together_need_what_each_needs_alone(kind: str) -> None:
+    made = [head for _, head in heads(make(kind, 2, 6))]
+    rows = torch.arange(len(made[0].index))
+    both = needed_by(made, rows, TOLERANCE, False)
+    alone = torch.stack([head.needed(rows, TOLERANCE, False) for head in made])
+    assert float((both != alone).float().mean()) < 1e-3  # products may round otherwise
+    assert not torch.equal(both[0], both[1])
+
+
+def test_heads_with_padding_of_their_own_are_bounded_apart() -> None:
+    call = make("local", 2, 6)
+    n = call.k.shape[2]
+    mask = torch.stack([torch.arange(n) < n - 40, torch.arange(n) >= 40])[None, :, None]  # (1, 2, 1, N)
+    call = replace(call, mask=mask, k=call.k.masked_fill(~mask.mT, 0.0), v=call.v.masked_fill(~mask.mT, 0.0))
+    assert [len(x) for x in tiles.together(call)] == [1, 1]
+    assert [len(x) for x in tiles.together(replace(call, mask=None))] == [2]
+    exact = by_reference(replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double()))
+    assert float((by_tiles(call) - exact).norm()) <= 2e-5 * float(exact.norm())
+
+
+def test_forms_that_look_everywhere_are_given_up_before_any_bound() -> None:
+    call = make("flat", 2, 1)
+    term = call.terms[0]
+    assert isinstance(term, Quadratic)
+    with patch.object(tiles, "share") as bounded:
+        flat = replace(call, terms=(replace(term, M=term.M * 0.01, g=None),))  # type: ignore[operator]
+        assert tiles.attention(flat) is None
+        assert not bounded.called
+    with patch.object(tiles, "share", return_value=0.1) as bounded:
+        steep = replace(call, terms=(replace(term, M=term.M * 1e3),))  # type: ignore[operator]
+        assert tiles.attention(steep) is not None
+        assert bounded.called
+
+
+def test_dense_attention_runs_where_tiles_would_take_longer() -> None:
+    call = make("local", 2, 4)
+    with patch.object(sparse, "PAIR_COST", 1.7), patch.object(tiles, "share", return_value=0.6):
+        assert tiles.attention(call) is None
+    with patch.object(sparse, "PAIR_COST", 1.7), patch.object(tiles, "share", return_value=0.5):
+        assert tiles.attention(call) is not None
