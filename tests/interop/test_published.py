@@ -1,11 +1,6 @@
-"""Folders that the authors published: what they load to, the runs that are made of them, and files that mean harm."""
+"""Folders that the authors published: what they load to, and the runs that are made of them."""
 
 import json
-import os
-import pickle
-import subprocess
-import sys
-import zipfile
 
 import numpy as np
 import pytest
@@ -174,6 +169,9 @@ def test_the_network_of_dvsgesture(tmp_path):
         ({"patch_size": 1 << 40}, "patch_size: expected a whole number from 1 to 65536"),
         ({"patch_size": 16.0}, "patch_size: expected a whole number"),
         ({"patch_size": True}, "patch_size: expected a whole number"),
+        ({"patch_size": 10**4000}, "patch_size: expected a whole number"),
+        ({"rope": {"base": 10**400}}, "rope.base: expected a number"),
+        ({"rope": {"base": float("inf")}}, "rope.base: expected a number"),
         ({"patch_size": 8}, "patch_size: config.json says 8, the weights are those of 16"),
         ({"model": {"size": "huge"}}, "model.size: expected one of nano"),
         ({"model": 3}, "model: expected a dictionary, got int"),
@@ -219,100 +217,6 @@ def test_what_is_missing_is_named(tmp_path):
         official.load(folder)
     with pytest.raises(TypeError, match="heads is read from config"):
         official.load(folder, heads=12)
-
-
-class Harm:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.path}",)
-
-
-def rewrite(path, change, **options):
-    """A checkpoint whose entries went through `change(name, bytes)`."""
-    with zipfile.ZipFile(path) as old:
-        entries = {name: old.read(name) for name in old.namelist()}
-    with zipfile.ZipFile(path, "w", **options) as new:
-        for name, data in entries.items():
-            new.writestr(name, change(name, data))
-
-
-def claim(path, old, new):
-    """Writes another number wherever a pickle has the number `old`."""
-    a, b = (b"J" + n.to_bytes(4, "little") for n in (old, new))
-    rewrite(path, lambda name, data: data.replace(a, b) if name.endswith("data.pkl") else data)
-
-
-MARKED = 70001  # a size that stands nowhere else in a checkpoint
-
-
-def hostile(folder):
-    """Published folders whose weights mean harm, by what is said of them."""
-    config, state = config_of("imagenet", "pape"), weights("pape")
-
-    def made(name, changed):
-        return publish(folder / name, config, changed)
-
-    made("code", {**state, "cls": Harm(folder / "harmed")})
-    (made("pickle", state) / "model.pt").write_bytes(pickle.dumps(Harm(folder / "harmed")))
-    made("expanded", {**state, "cls": torch.zeros(1).expand(1 << 40)})
-    huge = made("claimed", {**state, "cls": torch.zeros(MARKED)})
-    claim(huge / "model.pt", MARKED, (1 << 31) - 1)
-    squared = made("squared", {**state, "cls": torch.zeros(MARKED, 1)})
-    claim(squared / "model.pt", MARKED, (1 << 31) - 1)
-    rewrite(made("compressed", state) / "model.pt", lambda name, data: data, compression=zipfile.ZIP_DEFLATED)
-    bomb = made("bomb", state) / "model.pt"
-    rewrite(bomb, lambda name, data: data if name.endswith("pkl") else bytes(1 << 24), compression=zipfile.ZIP_DEFLATED)
-    made("list", [1, 2])
-    made("nested", {**state, "cls": {"x": torch.zeros(1)}})
-    made("number", {**state, 3: torch.zeros(1)})
-    made("sparse", {**state, "cls": torch.zeros(4, 4).to_sparse()})
-    made("whole", {**state, "cls": torch.zeros(1, 1, DIM, dtype=torch.long)})
-    made("wide", {**state, "cls": torch.zeros(1, 1, DIM + 1)})
-    (made("cut", state) / "model.pt").write_bytes((folder / "wide/model.pt").read_bytes()[:5000])
-    (made("empty", state) / "model.pt").write_bytes(b"")
-    return sorted(path.name for path in folder.iterdir())
-
-
-SCRIPT = """
-import resource, sys
-from pathlib import Path
-from parapos.interop import official
-resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
-for folder in sorted(Path(sys.argv[1]).iterdir()):
-    if folder.is_dir():
-        try:
-            official.load(folder)
-        except official.CheckpointError as error:
-            print(folder.name, "refused:", str(error)[len(str(folder)):].replace(chr(10), " ")[:160])
-# Not ru_maxrss, which a process takes over from the one that started it.
-status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-print("peak", int(status["VmHWM"].split()[0]) // 1024)
-"""
-
-
-def test_files_that_mean_harm_run_nothing_and_take_no_memory(tmp_path):
-    """In a process that may not take much more memory than torch itself does."""
-    folder = tmp_path / "published"
-    folder.mkdir()
-    names = hostile(folder)
-    limit = str(12 << 30)  # of address space; the largest claim is 8 TB
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(folder), limit], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    refused = dict(line.split(" refused:", 1) for line in done.stdout.splitlines() if " refused:" in line)
-    assert sorted(refused) == names, done.stdout
-    assert not (folder / "harmed").exists()
-    assert "posix.system" in refused["code"] or "os.system" in refused["code"]
-    assert "not a checkpoint" in refused["pickle"]
-    assert "not stored in full" in refused["expanded"]
-    assert "more than the file holds" in refused["claimed"] + refused["squared"]
-    assert "is compressed" in refused["compressed"]
-    assert "is compressed" in refused["bomb"]
-    peak = int(done.stdout.rsplit("peak ", 1)[1])
-    assert peak < 1500, f"{peak} MB"
 
 
 def imported(folder, out):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..text import nearest
+from . import pickles
 
 
 class CheckpointError(ValueError):
@@ -193,7 +194,7 @@ def _number(flat: Mapping[str, Any], key: str) -> float:
     whole = isinstance(default, int)
     kinds = (int,) if whole else (int, float)
     most = math.inf if key in LARGE else MOST
-    if type(value) not in kinds or not (math.isfinite(value) and least <= value <= min(most, 1e12)):
+    if type(value) not in kinds or not least <= value <= min(most, 1e12):  # NaN is not between them
         kind = "a whole number" if whole else "a number"
         reason = f"{kind} from {least:g} to {min(most, 1e12):g}"
         raise CheckpointError(f"{key}: expected {reason}, got {repr(value)[:80]}")
@@ -204,7 +205,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors of a checkpoint without memory: their names, shapes and types. `fill` reads them.
 
     Refused are files that are no archive, archives that are compressed or hold more than the file does, and pickles
-    that name anything but tensors.
+    that ask for anything but tensors.
     """
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; a published folder has {CONFIG} and {WEIGHTS}")
@@ -219,6 +220,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             raise CheckpointError(f"{path}: {entry.filename[:80]} is compressed, expected what torch.save writes")
     if sum(entry.file_size for entry in entries) > held:
         raise CheckpointError(f"{path}: claims to hold more bytes than the file has")
+    names = [entry.filename.casefold() for entry in entries]  # PyTorch's reader takes upper case for lower
+    if len(set(names)) < len(names):
+        raise CheckpointError(f"{path}: two of its entries have one name")
+    try:
+        pickles.check(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl"))
+    except pickles.PickleError as error:
+        raise CheckpointError(f"{path}: refused, expected a dictionary of tensors alone: {error}") from None
+    except RuntimeError as error:  # of PyTorch's reader of archives
+        raise CheckpointError(f"{path}: not a checkpoint that torch.save wrote: {str(error)[:200]}") from None
     found = _load(path, "meta")
     for name, x in found.items():
         if x.layout != torch.strided or not x.is_contiguous():
@@ -236,7 +246,6 @@ def fill(path: Path) -> dict[str, Tensor]:
 
 
 def _load(path: Path, device: str) -> dict[str, Tensor]:
-    import re
     import warnings
 
     try:
@@ -244,8 +253,7 @@ def _load(path: Path, device: str) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")
             state = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch's own words advise to load it unsafely
-        foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
-        reason = f"it names {foreign[1]}" if foreign else f"{type(error).__name__} while reading it"
+        reason = f"{type(error).__name__} while reading it"
         raise CheckpointError(f"{path}: refused, expected a dictionary of tensors alone: {reason}") from None
     if not isinstance(state, dict) or not state:
         raise CheckpointError(f"{path}: expected a dictionary of tensors, got {type(state).__name__}")

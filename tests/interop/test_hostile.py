@@ -1,0 +1,132 @@
+"""Published folders that mean harm: refused in our words, with nothing run and nothing large allocated."""
+
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import torch
+
+from tests.interop.test_official import DIM, weights
+from tests.interop.test_pickles import HOSTILE
+from tests.interop.test_published import config_of, publish
+
+
+class Harm:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def rewrite(path, change, **options):
+    """A checkpoint whose entries went through `change(name, bytes)`."""
+    with zipfile.ZipFile(path) as old:
+        entries = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w", **options) as new:
+        for name, data in entries.items():
+            new.writestr(name, change(name, data))
+
+
+def claim(path, old, new):
+    """Writes another number wherever a pickle has the number `old`."""
+    a, b = (b"J" + n.to_bytes(4, "little") for n in (old, new))
+    rewrite(path, lambda name, data: data.replace(a, b) if name.endswith("data.pkl") else data)
+
+
+TWO_GB = (b"cbuiltins\nbytearray\n\x8a\x05" + (1 << 31).to_bytes(5, "little") + b"\x85R.", "")
+MARKED = 70001  # a size that stands nowhere else in a checkpoint
+
+
+def hostile(folder):
+    """Published folders whose weights mean harm, by what is said of them."""
+    config, state = config_of("imagenet", "pape"), weights("pape")
+
+    def made(name, changed):
+        return publish(folder / name, config, changed)
+
+    made("code", {**state, "cls": Harm(folder / "harmed")})
+    (made("pickle", state) / "model.pt").write_bytes(pickle.dumps(Harm(folder / "harmed")))
+    made("expanded", {**state, "cls": torch.zeros(1).expand(1 << 40)})
+    huge = made("claimed", {**state, "cls": torch.zeros(MARKED)})
+    claim(huge / "model.pt", MARKED, (1 << 31) - 1)
+    squared = made("squared", {**state, "cls": torch.zeros(MARKED, 1)})
+    claim(squared / "model.pt", MARKED, (1 << 31) - 1)
+    rewrite(made("compressed", state) / "model.pt", lambda name, data: data, compression=zipfile.ZIP_DEFLATED)
+    bomb = made("bomb", state) / "model.pt"
+    rewrite(bomb, lambda name, data: data if name.endswith("pkl") else bytes(1 << 24), compression=zipfile.ZIP_DEFLATED)
+    for name, harm in (("key", HOSTILE["doubled key"]), ("deep", HOSTILE["deep key"]), ("bytes", TWO_GB)):
+        data = b"\x80\x02" + harm[0]
+        rewrite(made(name, state) / "model.pt", lambda entry, old, data=data: data if "data.pkl" in entry else old)
+    twice = made("twice", state) / "model.pt"
+    with zipfile.ZipFile(twice, "a") as archive:
+        inside = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        archive.writestr(inside.replace("data.pkl", "DATA.pkl"), b"\x80\x02" + HOSTILE["doubled key"][0])
+    climbing = made("climbing", state) / "model.pt"
+    with zipfile.ZipFile(climbing) as archive:
+        entries = {f"../../{name}": archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(climbing, "w") as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    for name, target in (("device", "/dev/zero"), ("loop", "model.pt")):
+        (made(name, state) / "model.pt").unlink()
+        (folder / name / "model.pt").symlink_to(target)
+    (made("pipe", state) / "config.json").unlink()
+    os.mkfifo(folder / "pipe" / "config.json")
+    torch.save(state, made("legacy", state) / "model.pt", _use_new_zipfile_serialization=False)
+    made("list", [1, 2])
+    made("nested", {**state, "cls": {"x": torch.zeros(1)}})
+    made("number", {**state, 3: torch.zeros(1)})
+    made("sparse", {**state, "cls": torch.zeros(4, 4).to_sparse()})
+    made("whole", {**state, "cls": torch.zeros(1, 1, DIM, dtype=torch.long)})
+    made("wide", {**state, "cls": torch.zeros(1, 1, DIM + 1)})
+    (made("cut", state) / "model.pt").write_bytes((folder / "wide/model.pt").read_bytes()[:5000])
+    (made("empty", state) / "model.pt").write_bytes(b"")
+    return sorted(path.name for path in folder.iterdir())
+
+
+SCRIPT = """
+import resource, sys
+from pathlib import Path
+from parapos.interop import official
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    if folder.is_dir():
+        try:
+            official.load(folder)
+        except official.CheckpointError as error:
+            print(folder.name, "refused:", str(error)[len(str(folder)):].replace(chr(10), " ")[:160])
+# Not ru_maxrss, which begins at the peak of the process that started this one: it outlives exec, VmHWM does not.
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print("peak", int(status["VmHWM"].split()[0]) // 1024)
+"""
+
+
+def test_files_that_mean_harm_run_nothing_and_take_no_memory(tmp_path):
+    """In a process that may not take much more memory than torch itself does."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    names = hostile(folder)
+    limit = str(12 << 30)  # of address space; the largest claim is 8 TB
+    command = [sys.executable, "-c", SCRIPT, str(folder), limit]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    refused = dict(line.split(" refused:", 1) for line in done.stdout.splitlines() if " refused:" in line)
+    assert sorted(refused) == names, done.stdout
+    assert not (folder / "harmed").exists()
+    assert "posix.system" in refused["code"] or "os.system" in refused["code"]
+    assert "not a checkpoint" in refused["pickle"]
+    assert "not stored in full" in refused["expanded"]
+    assert "more than the file holds" in refused["claimed"] + refused["squared"]
+    assert "is compressed" in refused["compressed"]
+    assert "is compressed" in refused["bomb"]
+    assert "a key that is a tuple" in refused["key"] + refused["deep"]
+    assert "builtins.bytearray" in refused["bytes"]
+    assert "two of its entries" in refused["twice"]
+    assert "no such file" in refused["device"] + refused["pipe"]
+    peak = int(done.stdout.rsplit("peak ", 1)[1])
+    assert peak < 1500, f"{peak} MB"
