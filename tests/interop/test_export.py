@@ -82,9 +82,12 @@ def test_masks_are_an_input_of_the_graph(kind, tmp_path):
 
 
 @FULL
-@pytest.mark.parametrize("kind", ["vivit", "vit", "detector"])
-def test_programs_of_torch_export(kind, tmp_path):
-    report = export.export_model(model(kind), tmp_path / "net.pt2", "pt2", max_det=9)
+@pytest.mark.parametrize(
+    ("kind", "encoding"),
+    [*(("vit", name) for name in parapos.list_encodings()), ("vivit", "pape"), ("detector", "pape")],
+)
+def test_programs_of_torch_export(kind, encoding, tmp_path):
+    report = export.export_model(model(kind, encoding), tmp_path / "net.pt2", "pt2", max_det=9)
     assert max(report.errors.values()) <= 1e-4
 
 

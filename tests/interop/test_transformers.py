@@ -118,8 +118,7 @@ def test_it_learns_from_the_first_step_on(family):
 COMPILES = [f for f in FAMILIES if f not in ("siglip2", "clip-pair")]  # siglip2 resizes positions sample by sample
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("family", COMPILES)
+@pytest.mark.parametrize("family", [f if f == "vit" else pytest.param(f, marks=pytest.mark.full) for f in COMPILES])
 def test_it_compiles_without_graph_breaks(family):
     model, given = swapped.swap(make(family), init="default"), inputs(family)
     compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=False)
@@ -229,6 +228,15 @@ def test_class_and_register_tokens_have_no_position():
     assert torch.equal(r[3:], parapos.grid_positions(2, 3))
 
 
+def test_each_image_of_a_batch_has_its_own_grid():
+    model = swapped.swap(make("siglip2"))
+    with torch.no_grad():
+        model(**inputs("siglip2", (24, 40)))
+    r = placement_of(model)[1].positions.r
+    assert torch.equal(r[0], parapos.grid_positions(3, 5))
+    assert torch.equal(r[1, :6], parapos.grid_positions(2, 3))
+
+
 def test_gradient_checkpointing_of_several_passes():
     model = swapped.swap(make("siglip2"), init="default").train()
     first = inputs("siglip2")
@@ -261,6 +269,15 @@ def test_what_cannot_be_right_is_refused():
     model(**inputs("vit"))
     with pytest.raises(SwapError, match=r"attention dropout of 0\.1"):
         model.train()(**inputs("vit"))
+    model = make("vit")
+    first, second = (layer.attention for layer in model.layers)
+    first.is_causal = True
+    with pytest.raises(SwapError, match="is causal, expected attention that looks both ways"):
+        swapped.swap(model)
+    first.is_causal = False
+    second.k_proj = torch.nn.Linear(48, 16)
+    with pytest.raises(SwapError, match="got widths 48 and 16: grouped heads"):
+        swapped.swap(model)
     with pytest.raises(SwapError, match="no weights to give"):
         swapped.swap(make("vit"))(**inputs("vit"), output_attentions=True)
 
@@ -286,3 +303,5 @@ def test_the_plain_loader_runs_without_and_ours_is_strict(tmp_path):
     refused("weight .*encoding.w_p: expected", parapos={**values["parapos"], "options": {"parabolas": 3}})
     refused("weight .*: expected", hidden_size=3 << 20)
     refused("no model can be built", hidden_size="wide")
+    refused("whole numbers up to 4194304, got 1000000000", num_hidden_layers=10**9)
+    refused("far more than there are weights", num_hidden_layers=1 << 20)

@@ -1,18 +1,20 @@
 """A swapped model as a folder: `model.safetensors` and `parapos.json`, which says how to build the model again.
 
 What is read is data and never code: JSON of plain values, and tensors whose names and shapes are compared with the
-model before memory is taken for it.
+model before memory is taken for it. A model with far more parameters than there are tensors is not built to its end.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .shapes import mismatch
 from .swapping import SwapError
@@ -20,9 +22,12 @@ from .swapping import SwapError
 ABOUT, WEIGHTS = "parapos.json", "model.safetensors"
 FORMAT = 1
 LARGEST_JSON = 1 << 20
+LARGEST_NUMBER = 1 << 22  # of layers, widths and sides; libraries make lists as long as some of them
 FORBIDDEN = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # fetch or read
 SIMPLE = (bool, int, float, str, tuple, type(None))
 FREE = {"training", "grad_checkpointing", "fused_attn", "gradient_checkpointing"}  # how a model runs, not what it is
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def plain(value: Any, where: str) -> None:
@@ -74,21 +79,27 @@ def write(folder: str | Path, library: str, state: Mapping[str, Tensor], about: 
     return folder
 
 
-def read_about(path: Path, library: str) -> dict[str, Any]:
-    """What a folder says about its model."""
+def read_json(path: Path) -> Any:
+    """What a small file of JSON holds."""
     if not path.is_file():
         raise SwapError(f"{path}: no such file")
     if path.stat().st_size > LARGEST_JSON:
         raise SwapError(f"{path}: expected at most {LARGEST_JSON} bytes of JSON, got {path.stat().st_size}")
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        held = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise SwapError(f"{path}: not JSON: {error}") from None
-    return check_about(about, library, str(path))
+    waiting = [held]
+    while waiting:
+        item = waiting.pop()
+        waiting += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
+            raise SwapError(f"{path}: expected whole numbers up to {LARGEST_NUMBER}, got {str(item)[:40]}")
+    return held
 
 
 def check_about(about: Any, library: str, where: str) -> dict[str, Any]:
-    """The same for a dictionary that was read elsewhere."""
+    """What a folder says about its model, if `save` wrote it."""
     if not isinstance(about, dict) or about.get("format") != FORMAT or about.get("library") != library:
         raise SwapError(f"{where}: expected what parapos.interop.{library}.save writes, format {FORMAT}")
     return about
@@ -109,42 +120,54 @@ def settings(about: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "options": value(about, "options", dict)}
 
 
-def read_weights(path: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a safetensors file that has exactly the wanted names and shapes, looked at before they are read."""
+@contextmanager
+def _at_most(parameters: int) -> Iterator[None]:
+    """Ends with a SwapError when more parameters are made."""
+    count = 0
+
+    def note(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > parameters:
+            raise SwapError(f"the model has more than {parameters} parameters, far more than there are weights")
+
+    handle = register_module_parameter_registration_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def rebuild(about: Path, weights: Path, build: Callable[[], M]) -> M:
+    """A model with all the weights of a file, in their type and in evaluation mode: built without memory, compared,
+    built, filled. about: the file that says how to build it."""
     from safetensors import safe_open
 
-    if not path.is_file():
-        raise SwapError(f"{path}: no such file")
+    if not weights.is_file():
+        raise SwapError(f"{weights}: no such file")
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(weights, framework="pt") as file:
             shapes = {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
+            if not shapes:
+                raise SwapError(f"{weights}: holds no weights")
+            wanted = _hollow(about, build, 4 * len(shapes) + 64)
             if wrong := mismatch(wanted, shapes):
-                raise SwapError(f"{path}: {wrong}")
-            return {name: file.get_tensor(name) for name in shapes}
+                raise SwapError(f"{weights}: {wrong}")
+            state = {name: file.get_tensor(name) for name in shapes}
     except (SwapError, OSError):
         raise
     except Exception as error:  # safetensors has errors of its own
-        raise SwapError(f"{path}: not safetensors: {error}") from None
+        raise SwapError(f"{weights}: not safetensors: {error}") from None
+    model = build()
+    model.to(next(iter(state.values())).dtype).load_state_dict(state)
+    return model.eval()
 
 
-def read(folder: str | Path, library: str, build: Callable[[Mapping[str, Any]], nn.Module]) -> nn.Module:
-    """The model of a folder in evaluation mode: built without memory, compared, built, filled."""
-    folder = Path(folder)
-    about = read_about(folder / ABOUT, library)
+def _hollow(about: Path, build: Callable[[], nn.Module], parameters: int) -> dict[str, Tensor]:
     try:
-        with torch.device("meta"):
-            wanted = build(about).state_dict()
-        weights = read_weights(folder / WEIGHTS, wanted)
-        model = build(about)
-    except (SwapError, OSError):
+        with torch.device("meta"), _at_most(parameters):
+            return build().state_dict()
+    except SwapError:
         raise
     except Exception as error:  # whatever a library says to odd arguments
-        raise SwapError(f"{folder / ABOUT}: no model can be built from it: {error}") from None
-    return fill(model, weights)
-
-
-def fill(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """The model in evaluation mode, with all of these weights and in their type."""
-    kind = next(iter(weights.values())).dtype
-    model.to(kind).load_state_dict(dict(weights))
-    return model.eval()
+        raise SwapError(f"{about}: no model can be built from it: {error}") from None

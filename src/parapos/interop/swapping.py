@@ -6,7 +6,7 @@ B batch, N tokens, D width. A host model computes positions nowhere, so a hook o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,8 +86,12 @@ class KeepForBackward:
             output.grad_fn.register_prehook(lambda grads: placement.restore(positions))
 
 
-def check_choice(keep: str, init: str, encoding: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The settings of a swap as plain values."""
+def check_choice(
+    model: nn.Module, keep: str, init: str, encoding: str, options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The settings of a swap of a model that has none yet, as plain values."""
+    if is_swapped(model):
+        raise SwapError("this model was swapped before; call unswap(model) first")
     for name, value, known in (("keep", keep, KEEP), ("init", init, INIT)):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
@@ -105,6 +109,15 @@ def check_choice(keep: str, init: str, encoding: str, options: Mapping[str, Any]
     if init == "identity" and "init" in options:
         raise ValueError("options: init draws W_p, which init='identity' sets to zero; pass init='default' to use it")
     return {"encoding": encoding, "keep": keep, "init": init, "options": options}
+
+
+def make_encodings(settings: Mapping[str, Any], layers: Sequence[tuple[Tensor, int, int, int]]) -> list[Encoding]:
+    """One encoding for each attention layer, which is told by one of its weights, its width, heads and head size."""
+    depth = len(layers)
+    return [
+        make_encoding(settings, like, dim=dim, heads=heads, head_dim=head_dim, layer=number, depth=depth)
+        for number, (like, dim, heads, head_dim) in enumerate(layers)
+    ]
 
 
 def make_encoding(settings: Mapping[str, Any], like: Tensor, **sizes: int) -> Encoding:

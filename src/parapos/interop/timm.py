@@ -27,8 +27,7 @@ from .swapping import (
     SwapError,
     attention,
     check_choice,
-    is_swapped,
-    make_encoding,
+    make_encodings,
     new_parameters,
     placement_of,
     set_aside,
@@ -167,26 +166,13 @@ def swap(
     init: "identity" starts PaPE at W_p = 0, so that it changes nothing until it learns; "default" as the encoding draws
     its parameters. options: of the encoding, such as {"parabolas": 16}.
     """
-    settings = check_choice(keep, init, encoding, options)
+    settings = check_choice(model, keep, init, encoding, options)
     if not isinstance(model, FAMILIES):
         known = ", ".join(family.__name__ for family in FAMILIES)
         raise SwapError(f"expected a timm model of the families {known}, got {type(model).__name__}")
-    if is_swapped(model):
-        raise SwapError("this model was swapped before; call unswap(model) first")
     layers = [_attention_of(block, number) for number, block in enumerate(model.blocks)]
     placement = Placement(settings)
-    made = [
-        make_encoding(
-            settings,
-            layer.proj.weight,
-            dim=(layer.q_proj if layer.qkv is None else layer.qkv).in_features,
-            heads=layer.num_heads,
-            head_dim=layer.head_dim,
-            layer=number,
-            depth=len(layers),
-        )
-        for number, layer in enumerate(layers)
-    ]
+    made = make_encodings(settings, [_sizes(layer) for layer in layers])
     placement.handles = _place(model, placement)
     for layer, new in zip(layers, made, strict=True):
         layer.__class__ = SWAPS[type(layer)]
@@ -220,6 +206,11 @@ def _attention_of(block: nn.Module, number: int) -> Any:
     if getattr(host, "num_kv_groups", 1) > 1:
         raise SwapError(f"block {number} has grouped heads, {host.num_kv_groups} queries to a key; expected one")
     return host
+
+
+def _sizes(layer: Any) -> tuple[Tensor, int, int, int]:
+    first = layer.q_proj if layer.qkv is None else layer.qkv
+    return layer.proj.weight, first.in_features, layer.num_heads, layer.head_dim
 
 
 def _place(model: Any, placement: Placement) -> list[Any]:
@@ -278,11 +269,10 @@ def save(model: nn.Module, folder: str | Path, model_args: Mapping[str, Any] | N
 def load(folder: str | Path) -> nn.Module:
     """The model that `save` wrote, in evaluation mode. Every weight must be there and none beside them."""
 
-    def build(about: Mapping[str, Any]) -> nn.Module:
-        made = _build(stored.value(about, "model", str), stored.value(about, "args", dict))
-        return swap(made, **stored.settings(about))
-
-    return stored.read(folder, "timm", build)
+    path = Path(folder) / stored.ABOUT
+    about = stored.check_about(stored.read_json(path), "timm", str(path))
+    name, args, settings = stored.value(about, "model", str), stored.value(about, "args", dict), stored.settings(about)
+    return stored.rebuild(path, path.with_name(stored.WEIGHTS), lambda: swap(_build(name, args), **settings))
 
 
 def _build(name: str, args: Mapping[str, Any]) -> nn.Module:

@@ -7,7 +7,6 @@ registers one, and the mask function of the same name: without it transformers w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +26,7 @@ from .swapping import (
     SwapError,
     attention,
     check_choice,
-    is_swapped,
-    make_encoding,
+    make_encodings,
     new_parameters,
     placement_of,
     set_aside,
@@ -141,23 +139,10 @@ def swap(
     init: "identity" starts PaPE at W_p = 0, so that it changes nothing until it learns; "default" as the encoding draws
     its parameters. options: of the encoding, such as {"parabolas": 16}.
     """
-    settings = check_choice(keep, init, encoding, options)
-    if is_swapped(model):
-        raise SwapError("this model was swapped before; call unswap(model) first")
+    settings = check_choice(model, keep, init, encoding, options)
     tower = _tower(model)
     layers = _attention_layers(tower)
-    made = [
-        make_encoding(
-            settings,
-            layer.q_proj.weight,
-            dim=layer.q_proj.in_features,
-            heads=layer.q_proj.out_features // layer.head_dim,
-            head_dim=layer.head_dim,
-            layer=number,
-            depth=len(layers),
-        )
-        for number, (_, layer) in enumerate(layers)
-    ]
+    made = make_encodings(settings, [_sizes(layer) for _, layer in layers])
     placement = Placement(settings)
     patch = _patch(tower)
     placement.handles.append(tower.embeddings.register_forward_hook(PlaceTokens(placement, patch), with_kwargs=True))
@@ -227,6 +212,11 @@ def _attention_layers(tower: nn.Module) -> list[tuple[nn.Module, Any]]:
     return found
 
 
+def _sizes(layer: Any) -> tuple[Tensor, int, int, int]:
+    weight, size = layer.q_proj.weight, layer.head_dim
+    return weight, layer.q_proj.in_features, layer.q_proj.out_features // size, size
+
+
 def _take_out_positions(tower: Any, placement: Placement) -> None:
     """Learned tables become zeros that do not learn, so that the tower takes the sizes it took before."""
     embeddings = tower.embeddings
@@ -270,16 +260,8 @@ def _is_model(found: Any) -> bool:
 
 def load(folder: str | Path) -> PreTrainedModel:
     """The model that `save` wrote, in evaluation mode. Every weight must be there and none beside them."""
-    folder = Path(folder)
-    path = folder / "config.json"
-    if not path.is_file():
-        raise SwapError(f"{path}: no such file")
-    if path.stat().st_size > stored.LARGEST_JSON:
-        raise SwapError(f"{path}: expected at most {stored.LARGEST_JSON} bytes of JSON")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise SwapError(f"{path}: not JSON: {error}") from None
+    path = Path(folder) / "config.json"
+    values = stored.read_json(path)
     about = stored.check_about(values.pop(NAME, None) if isinstance(values, dict) else None, "transformers", str(path))
     family: Any = getattr(transformers, stored.value(about, "model", str), None)
     if not _is_model(family) or "auto_map" in values:
@@ -290,14 +272,4 @@ def load(folder: str | Path) -> PreTrainedModel:
         config: PreTrainedConfig = family.config_class.from_dict(values)
         return swap(family._from_config(config), **settings)
 
-    try:
-        with torch.device("meta"):
-            wanted = build().state_dict()
-        weights = stored.read_weights(folder / stored.WEIGHTS, wanted)
-        model = build()
-    except (SwapError, OSError):
-        raise
-    except Exception as error:  # whatever transformers says to an odd config
-        raise SwapError(f"{path}: no model can be built from it: {error}") from None
-    stored.fill(model, weights)
-    return model
+    return stored.rebuild(path, path.with_name(stored.WEIGHTS), build)
