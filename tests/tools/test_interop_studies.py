@@ -7,6 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("timm")
+from parapos.interop.swapping import is_swapped
 from tools import export_bench, swap_study
 
 
@@ -46,7 +47,7 @@ def test_the_study_for_real(monkeypatch):
     swaps, rates, learn = [], [], swap_study.learn
 
     def watch(model, data, groups, *args):
-        swaps.append(swap_study.swapped.is_swapped(model))
+        swaps.append(is_swapped(model))
         rates.append([group["lr"] for group in groups])
         before = [p.detach().clone() for group in groups for p in group["params"]]
         learn(model, data, groups, *args)
