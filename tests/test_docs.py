@@ -65,19 +65,3 @@ def test_quirks_table_is_the_codes() -> None:
     text = (ROOT / "docs" / "official.md").read_text()
     for name in ("pape", "alibi", "rope"):
         assert f"| `{name}` | {ENCODINGS[name].quirks} |" in text
-
-
-def test_commands_exist() -> None:
-    """Every `parapos ...` command that a page names is one that the command line knows."""
-    from parapos.cli import main
-
-    first = "doctor|bench|train|eval|predict|sweep|table|analyze|demo|prepare|import|export|explore|completion"
-    second = "precision|attention|model|imagenet"
-    found = set()
-    for page in PAGES:
-        found |= set(re.findall(rf"parapos ((?:{first})(?: (?:{second}))?)\b", page.read_text()))
-    assert {"doctor", "doctor precision", "bench attention", "train", "eval", "sweep", "demo"} <= found
-    for command in found:
-        with pytest.raises(SystemExit) as stop:
-            main([*command.split(), "--help"])
-        assert stop.value.code == 0
