@@ -2,8 +2,10 @@
 
 import inspect
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,29 @@ def test_a_training_that_fails_is_no_reason_to_celebrate(seeds):
     assert "1 of 36 results lie outside" in text
 
 
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_the_command_shows_before_it_trains(is_reached, tmp_path, monkeypatch, capsys, seeds):
+    """Pictures of the shipped models come first; a training that falls short ends with exit code 1."""
+    order = []
+    part = demo.introduce(tmp_path / "other", ["pape"])
+
+    def note(name, reached):
+        order.append((name, (tmp_path / "out/shipped/maps.png").exists()))
+        return replace(part, is_reached=reached)
+
+    monkeypatch.setattr(demo, "show_shipped", lambda *given: note("shipped", True))
+    monkeypatch.setattr(demo, "train", lambda *given, **options: note("train", is_reached))
+    words = ["demo", "--out", str(tmp_path / "out"), "--encodings", "pape"]
+    if is_reached:
+        assert cli.main(words) == 0
+    else:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(words)
+        assert stop.value.code == 1
+    assert order == [("shipped", True), ("train", True)]
+    assert demo_report.bars(seeds, 2) in capsys.readouterr().out
+
+
 def test_the_better_setting_is_chosen_by_the_seeds(seeds):
     for name in demo.ENCODINGS:
         means = {group.caption: sum(seeds.beyond(name, group)) for group in render.groups(seeds.grid)}
@@ -139,6 +164,20 @@ def test_the_better_setting_is_chosen_by_the_seeds(seeds):
     table = demo_report.better_table(seeds)
     first = table.splitlines()[2]
     assert shown_name(seeds.encodings[0]) in first
+
+
+def test_bars_are_as_long_as_the_means(seeds):
+    lines = demo_report.bars(seeds, 4, width=50).splitlines()
+    assert lines[0].startswith("Tested at 96 px, 4 times the trained size")
+    assert lines[2].endswith("  Positions interpolated")
+    for name, line in zip(seeds.grid.rows, lines[3:], strict=True):
+        assert line.startswith(shown_name(name))
+        means = [sum(seeds.values(name, column)) / seeds.seeds for column in ("4x", "4x interpolated")]
+        assert [float(value) for value in re.findall(r"\d+\.\d", line)] == [round(mean, 1) for mean in means]
+        assert [len(bar) for bar in re.findall("█+", line)] == [round(mean / 2) for mean in means]
+    text = demo_report.introduction(seeds, "title")
+    assert demo_report.bars(seeds, 2) in text
+    assert demo_report.story(seeds) in text
 
 
 @pytest.mark.full

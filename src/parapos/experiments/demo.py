@@ -184,7 +184,9 @@ def _grid(
         for row, run in runs.items()
         for name, column in columns.items()
     }
-    title = f"Small ViTs trained on {what} at {trained} px for {first.wanted.optim.epochs} epochs, tested far above"
+    title = (
+        f"Small ViTs trained on {what} at {trained} px for {first.wanted.optim.epochs} epochs, tested on larger images"
+    )
     table = Table(
         name="demo",
         title=f"{SMOKE}: {title}" if is_quick else title,

@@ -86,16 +86,38 @@ def _setting(group: Group) -> str:
     return group.caption.removeprefix("positions ")
 
 
+def bars(seeds: Committed, factor: float, width: int = 24) -> str:
+    """A picture for a terminal: means over seeds at a multiple of the trained size, a bar per encoding and setting."""
+    grid, trained = seeds.grid, seeds.grid.trained(block_of(seeds.grid))
+    columns = {_heading(group): _column_at(group, factor * trained) for group in groups(grid)}
+    names = max(len(label(name)) for name in grid.rows)
+    lines = [f"{'':{names}}  " + "".join(f"{heading:{width + 8}}" for heading in columns).rstrip()]
+    for name in grid.rows:
+        cells = []
+        for column in columns.values():
+            mean = statistics.fmean(seeds.values(name, column))
+            filled = round(mean / 100 * width)
+            cells.append(f"{'█' * filled}{'░' * (width - filled)} {mean:5.1f}  ")
+        lines.append(f"{label(name):{names}}  {''.join(cells).rstrip()}")
+    size = f"{factor * trained:g} px, {factor:g} times the trained size"
+    return f"Tested at {size}, right answers in %, mean of {seeds.seeds} seeds:\n\n" + "\n".join(lines)
+
+
+def _column_at(group: Group, size: float) -> str:
+    return next(name for name, column in group.columns.items() if column.size == size)
+
+
 def story(seeds: Committed) -> str:
     """What the seeds say: the order of the encodings beyond the trained size for each setting of the positions, and how
     sure it is that PaPE differs from the best of the others."""
-    parts = []
+    lines = []
     for group in groups(seeds.grid):
         values = {name: seeds.beyond(name, group) for name in seeds.grid.rows}
         order = sorted(values, key=lambda name: -statistics.fmean(values[name]))
         listed = ", ".join(f"{label(name)} {spread(values[name], seeds.seeds)}" for name in order)
-        parts.append(f"{_heading(group)}: {listed}. {_gap(values)}")
-    return f"Mean accuracy beyond the trained size, {seeds.seeds} seeds, in %. {' '.join(parts)}"
+        lines.append(f"- {_heading(group)}: {listed}.\n  {_gap(values)}")
+    words = f"Mean accuracy beyond the trained size in %, {seeds.seeds} seeds, ± sample standard deviation:"
+    return "\n".join([words, "", *lines])
 
 
 def _gap(values: dict[str, list[float]], ours: str = "pape") -> str:
@@ -149,10 +171,9 @@ def _what(seeds: Committed, grid: Grid, results: Results) -> str:
     )
 
 
-def introduction(seeds: Committed, title: str) -> str:
+def introduction(seeds: Committed, title: str, factors: Sequence[float] = (2, 4)) -> str:
     """What the seeds gave, which needs no computing."""
-    means = f"{seeds.seeds} seeds, each encoding at its better setting, mean ± sample standard deviation in %:"
-    return f"{title}.\n\n{means}\n\n{better_table(seeds)}\n\n{story(seeds)}"
+    return "\n\n".join([f"{title}.", *(bars(seeds, factor) for factor in factors), story(seeds)])
 
 
 def shipped(seeds: Committed, grid: Grid, results: Results) -> str:
