@@ -1,11 +1,14 @@
 """Help by what people want to do, shell completion, and what commands say at their end."""
 
+import io
+import shutil
 import subprocess
 
 import pytest
 
 from parapos import cli
 from parapos.commands import doctor, overview
+from parapos.experiments import demo
 from parapos.training import recipe
 from parapos.training.command import _next_steps
 
@@ -41,6 +44,31 @@ def test_doctor_says_what_to_do_next():
     missing = doctor.next_steps({**there, "report": {"matplotlib": None}})
     assert missing[0].startswith("pip install 'parapos[report]'")
     assert not any(line.startswith("parapos demo") for line in missing)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_evaluation_has_a_bar_in_a_terminal(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(demo.shipped_folder() / "pape", run)
+    assert cli.main(["eval", str(run), "--split", "val"]) == 0
+    assert "evaluating" not in capsys.readouterr().err
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    assert cli.main(["eval", str(run), "--split", "val"]) == 0
+    assert "evaluating" in terminal.getvalue()
+    assert "100%" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_help_fits_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    commands = cli.parser().format_help().partition("explains a command")[0]
+    lines = [line for line in commands.splitlines() if "parapos " not in line]
+    assert max(map(len, lines)) <= min(columns, overview.WIDEST)
 
 
 def test_training_says_where_its_results_are(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
 from typing import Any
 
 from .base import Parser, UserError, command
@@ -17,6 +19,7 @@ GROUPS = {
     "Set up": ("completion",),
 }
 OTHER = "More"  # what no group names
+WIDEST = 110  # characters of a line, in a terminal that has room for them
 
 
 class Overview(Parser):
@@ -28,14 +31,15 @@ class Overview(Parser):
         summaries = {choice.dest: str(choice.help) for choice in action._choices_actions}
         unnamed = tuple(name for name in parsers if not any(name in group for group in GROUPS.values()))
         lines = [f"usage: {self.prog} COMMAND [OPTIONS]", "", self.description or "", ""]
-        width = max(map(len, parsers)) + 2
+        width, columns = max(map(len, parsers)) + 2, min(WIDEST, shutil.get_terminal_size().columns)
         for title, names in {**GROUPS, OTHER: unnamed}.items():
             shown = [name for name in names if name in parsers]
             if not shown:
                 continue
             lines.append(f"{title}:")
             for name in shown:
-                lines.append(f"  {name:{width}}{summaries[name].split('. ')[0].rstrip('.')}")
+                summary, indent = summaries[name].split(". ")[0].rstrip("."), " " * (width + 2)
+                lines += textwrap.wrap(summary, columns, initial_indent=f"  {name:{width}}", subsequent_indent=indent)
                 lines.append(f"  {'':{width}}  {(parsers[name].epilog or '').removeprefix('example: ')}")
             lines.append("")
         lines.append(f"{self.prog} COMMAND --help explains a command. Options of every command:")

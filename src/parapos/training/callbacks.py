@@ -121,6 +121,33 @@ class Display:
             self.bar.stop()
 
 
+class EvaluationBar(Callback):
+    """The batches of an evaluation as a bar, in a terminal alone."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.is_global_zero and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self.bar = Progress(console=Console(stderr=True), transient=True)
+            self.task = self.bar.add_task("evaluating", total=sum(trainer.num_val_batches))
+            self.bar.start()
+
+    def on_validation_batch_end(self, *given: Any, **options: Any) -> None:
+        if self.bar is not None:
+            self.bar.advance(self.task)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        self.on_validation_end(trainer, pl_module)
+
+
 class Engine(Callback):
     """Runs everything that is not the step itself. `folder` is the run's; only the first process writes there. outputs:
     options of the model that the data decided."""

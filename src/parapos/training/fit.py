@@ -30,7 +30,7 @@ from ..data.roots import check_root
 from ..data.sampling import EvalBatches, Plan, TrainBatches
 from ..tasks import Metric, Task
 from . import checkpoint, recipe, state
-from .callbacks import Display, Engine, Recorder, Stopped
+from .callbacks import Display, Engine, EvaluationBar, Recorder, Stopped
 from .loading import Loader, count_skipped
 from .lock import FolderLock
 from .machine import as_possible, make_trainer, own_signals, plain_errors, quiet
@@ -168,7 +168,7 @@ def evaluate(
         raise RecipeError(f"dataset {data or wanted.data.name}: {error}") from None
     run = as_possible(wanted.run)
     with plain_errors(), quiet(run):
-        trainer = make_trainer(run, logger=False)
+        trainer = make_trainer(run, logger=False, callbacks=[EvaluationBar()])
         module = TrainingModule(model, task, wanted, position_scale)
         module.average, module.keep_predictions = None, predictions is not None
         world, rank = trainer.world_size, trainer.global_rank
