@@ -49,7 +49,6 @@ def test_broken_links_are_found(tmp_path):
     ]
 
 
-@pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="needs the extra docs")
 def test_the_site_builds_without_warnings(tmp_path):
     words = [sys.executable, "-m", "tools.site", str(tmp_path)]
