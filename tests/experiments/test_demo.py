@@ -181,8 +181,9 @@ def test_bars_are_as_long_as_the_means(seeds):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", demo.ENCODINGS)
+@pytest.mark.parametrize("name", ["pape", "rope"])  # two of four: minutes each
 def test_training_on_a_cpu_without_vector_units_lies_in_the_interval(name, seeds, tmp_path):
+    """Such a CPU sums in another order, so its weights differ from the shipped ones."""
     words = [sys.executable, "-m", "parapos", "train", "demo", "--model.encoding", name, "--out", str(tmp_path / name)]
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
     subprocess.run(words, env=environment, check=True, capture_output=True)
