@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -19,6 +20,14 @@ def test_the_table_is_that_of_the_results():
     for rows in results["seeds"].values():
         assert list(rows) == list(swap_study.ROWS)
         assert all(list(row) == [str(size) for size in swap_study.SIZES] for row in rows.values())
+
+
+def test_the_table_of_exports_is_that_of_the_results():
+    results = json.loads(export_bench.RESULTS.read_text())
+    assert export_bench.RESULTS.with_suffix(".md").read_text() == export_bench.markdown(results)
+    found = {(row["encoding"], row["size"], row["way"]) for row in results["rows"]}
+    assert found == set(product(export_bench.ENCODINGS, export_bench.SIZES, ("PyTorch", *export_bench.WAYS)))
+    assert all(row["error"] <= 1e-4 for row in results["rows"] if row["way"] != "ONNX int8")
 
 
 def test_the_table_of_exports():
