@@ -1,7 +1,9 @@
 "use strict";
-// A ViT with any of parapos' score terms, in plain JavaScript. Numbers are those of PyTorch to about 1e-5.
+// A ViT with any of parapos' score terms, in plain JavaScript. Numbers are those of PyTorch in float64.
 //
-// N tokens, D width, H heads, h size of a query head, w size of a value head. Matrices are row-major Float32Arrays.
+// N tokens, D width, H heads, h size of a query head, w size of a value head. Matrices are row-major: weights
+// have 32 bits, all else 64, as scores of several hundred are to be exact to 1e-4.
+//
 // A layer's scores are
 //   scale (q_i.k_j + D^T M_i D + g_i.D) + weight * (-slope |D|, or -Infinity outside a field of view),  D = r_j - r_i,
 // where M_i and g_i are read from the token, and q and k may be turned by angles that grow with the position.
@@ -52,7 +54,7 @@ function unpack(model) {
 }
 
 function linear(x, n, width, weight, bias, size) {
-  const out = new Float32Array(n * size);
+  const out = new Float64Array(n * size);
   for (let i = 0; i < n; i++) {
     for (let o = 0; o < size; o++) {
       let sum = bias ? bias[o] : 0;
@@ -64,7 +66,7 @@ function linear(x, n, width, weight, bias, size) {
 }
 
 function norm(x, n, width, weight, bias) {
-  const out = new Float32Array(x.length);
+  const out = new Float64Array(x.length);
   for (let i = 0; i < n; i++) {
     let mean = 0, variance = 0;
     for (let d = 0; d < width; d++) mean += x[i * width + d];
@@ -102,7 +104,7 @@ function positionsOf(model, rows, cols, scale) {
 }
 
 function embed(model, tensors, image, height, width, at) {
-  const { patch, dim, channels } = model, out = new Float32Array(at.n * dim);
+  const { patch, dim, channels } = model, out = new Float64Array(at.n * dim);
   const weight = tensors["embedding.weight"], bias = tensors["embedding.bias"];
   if (at.first) out.set(tensors["cls"]);
   for (let i = 0; i < at.rows * at.cols; i++) {
@@ -134,7 +136,7 @@ function addSincos(model, x, at) {
 
 // Heads first: (H, N, size) from rows of H * size numbers that begin at `start`.
 function split(rows, n, width, start, heads, size) {
-  const out = new Float32Array(heads * n * size);
+  const out = new Float64Array(heads * n * size);
   for (let h = 0; h < heads; h++)
     for (let i = 0; i < n; i++)
       for (let d = 0; d < size; d++) out[(h * n + i) * size + d] = rows[i * width + start + h * size + d];
@@ -161,7 +163,7 @@ function rotate(t, n, heads, size, frequencies, at) {
 function formsOf(model, layer, tensors, prefix, x, n) {
   const about = layer.form;
   if (!about) return null;
-  const { heads, dim } = model, out = new Float32Array(heads * n * 5);
+  const { heads, dim } = model, out = new Float64Array(heads * n * 5);
   const a = tensors[prefix + "a"], outer = tensors[prefix + "outer"], lower = tensors[prefix + "lower"];
   const slope = tensors[prefix + "slope"], constant = tensors[prefix + "constant_a"], slopeConstant = tensors[prefix + "constant_g"];
   const read = (weight, row, i) => {
@@ -271,7 +273,7 @@ function forward(model, tensors, image, height, width, scale) {
     const frequencies = tensors[prefix + "frequencies"];
     if (frequencies) for (const t of [q, k]) rotate(t, n, heads, size, frequencies, at);
     const state = { q, k, size, forms: formsOf(model, layer, tensors, prefix, h, n) };
-    const mixed = new Float32Array(n * heads * layer.valueDim);
+    const mixed = new Float64Array(n * heads * layer.valueDim);
     mix(layer, state, at, heads, v, mixed);
     const out = linear(mixed, n, heads * layer.valueDim, tensors[prefix + "proj.weight"], tensors[prefix + "proj.bias"], dim);
     for (let i = 0; i < x.length; i++) x[i] += out[i];
@@ -282,7 +284,7 @@ function forward(model, tensors, image, height, width, scale) {
     return state;
   });
   x = norm(x, n, dim, tensors["norm_post.weight"], tensors["norm_post.bias"]);
-  const pooled = new Float32Array(dim);
+  const pooled = new Float64Array(dim);
   if (model.pool === "cls") pooled.set(x.subarray(0, dim));
   else for (let d = 0; d < dim; d++) { let sum = 0; for (let i = 0; i < n; i++) sum += x[i * dim + d]; pooled[d] = sum / n; }
   const classes = model.classes.length;
