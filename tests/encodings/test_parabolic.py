@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import parapos
 from parapos import Quadratic, create_encoding
 from parapos.attention import fused
-from parapos.encodings.parabolic import INITS
+from parapos.encodings.parabolic import CACHED_TOKENS, INITS
 from parapos.relative import contract
 
 DIMS = [1, 2, 3, 4]
@@ -350,3 +350,19 @@ def test_how_far_attention_sees_at_the_start():
         near = (r[:, None] - r).square().sum(-1) <= 1
         shares[init] = (weights * near).sum(-1).mean().item()
     assert shares["wide"] < 0.3 < 0.6 < shares["paper"]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_forms_of_many_tokens_are_those_of_the_formula(batch):
+    """More tokens than are computed at a time, with gradients."""
+    enc = create_encoding("pape", dim=12, heads=3, head_dim=4, pos_dim=2, parabolas=5).double()
+    x = torch.randn(batch, 900, 12, dtype=torch.float64, requires_grad=True)
+    assert x.shape[:2].numel() > CACHED_TOKENS or batch == 1
+    found = enc._form(x, enc._projection())
+    a = -torch.nn.functional.softplus(torch.einsum("hmd,bnd->bhnm", enc.w_a, x))
+    want = torch.einsum("bhnm,hmu,hmv->bhnuv", a, enc.w_p, enc.w_p)
+    assert torch.allclose(found, want, atol=1e-12)
+    weights, inputs = torch.randn_like(want), (x, enc.w_a, enc.w_p)
+    grads = (torch.autograd.grad((form * weights).sum(), inputs) for form in (found, want))
+    for mine, theirs in zip(*grads, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-9)
