@@ -160,7 +160,19 @@ def _bench_model(args: argparse.Namespace) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("parapos bench model: --device cuda: torch finds no CUDA device here")
     torch.set_num_threads(args.threads)
-    names = ("model", "encodings", "parabolas", "direct", "sizes", "batch", "dtype", "device", "seconds", "rounds")
+    names = (
+        "model",
+        "encodings",
+        "parabolas",
+        "direct",
+        "sizes",
+        "batch",
+        "dtype",
+        "device",
+        "seconds",
+        "rounds",
+        "parts",
+    )
     results = bench_model.run(**{name: getattr(args, name) for name in names})
     message = bench_model_view.markdown(results)
     print(message)
@@ -284,6 +296,9 @@ def parser() -> argparse.ArgumentParser:
         type=integer(2, 100000),
         default=bench_model.ROUNDS,
         help=f"most rounds per size; {bench_model.LEAST_ROUNDS} are run however long they take",
+    )
+    bench.add_argument(
+        "--parts", type=names(list(bench_model.PARTS)), default=",".join(bench_model.PARTS), help="what to measure"
     )
     bench.add_argument(
         "--out", type=Path, default=Path("bench-model"), metavar="PATH", help="writes PATH.json, PATH.md, PATH.png"

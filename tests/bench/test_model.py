@@ -211,3 +211,14 @@ def test_a_network_of_several_sensors_is_measured_like_the_others(monkeypatch):
     setting = bench.Setting("unitr_nano", 64, 2, "fp32", "cpu")
     for mode in bench.MODES:
         bench.step(bench.build(pape, "unitr_nano"), mode, setting)()
+
+
+def test_parts_can_be_measured_alone(monkeypatch):
+    monkeypatch.setattr(driving, "STEPS", 108)
+    options = dict(model="unitr_nano", encodings=["pape"], parabolas=[2], sizes=[64], seconds=0.1, rounds=2)
+    found = bench.run(**options, parts=["time"])
+    assert (found["memory"], len(found["time"])) == ([], 4)
+    assert all(row["gflop"] == {"inference": None, "training": None} for row in found["rows"])
+    assert view.markdown(found).count("not measured") == 4  # memory of two rows in two modes
+    with pytest.raises(ValueError, match="parts must be some of gflop, memory, time, got speed"):
+        bench.run(**options, parts=["speed"])

@@ -42,6 +42,7 @@ ENCODINGS = (BASE, "sincos", "alibi", "rope", "rope_mixed", "lookhere", "pape", 
 PARABOLAS = (2, 4, 8, 16, 32, 50, 64)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MODES = ("inference", "training")
+PARTS = ("gflop", "memory", "time")
 SECONDS, LEAST_ROUNDS, ROUNDS = 600.0, 3, 30
 PROCESSES = 3  # whose median is the memory
 WARM_UP_SIZE = 64
@@ -270,10 +271,14 @@ def run(
     seconds: float = SECONDS,
     rounds: int = ROUNDS,
     direct: bool = False,
+    parts: Sequence[str] = PARTS,
 ) -> dict[str, Any]:
-    """Count and measure everything; timings take about `seconds` for all sizes together. Progress goes to stderr.
+    """Count and measure everything, or some parts; timings take about `seconds` for all sizes together. Progress goes
+    to stderr.
 
     sizes: pixels of an image's side; None for the usual one of the model."""
+    if not parts or not set(parts) <= set(PARTS):
+        raise ValueError(f"parts must be some of {', '.join(PARTS)}, got {', '.join(parts)}")
     sizes = [job_of(REGISTRY[model][0]).size] if sizes is None else sizes
     rows, missing, held = [], {}, {}
     for row in make_rows(encodings, parabolas, direct):
@@ -298,12 +303,13 @@ def run(
     for size in sizes:
         for row in rows:
             what = {"row": str(row), **vars(row), "size": size, **held[row]}
-            gflop = {"gflop": count(row, model, size, device), "analytic": analytic(row, model, size)}
-            results["rows"].append({**what, **gflop})
+            gflop = count(row, model, size, device) if "gflop" in parts else dict.fromkeys(MODES)
+            results["rows"].append({**what, "gflop": gflop, "analytic": analytic(row, model, size)})
         measure.progress(f"counted: {len(rows)} rows at {size} px")
-    results["memory"] = _all_memory(rows, settings)
+    results["memory"] = _all_memory(rows, settings) if "memory" in parts else []
     results["kept_memory"] = keep_memory()
-    results["time"] = _all_time(rows, settings, results["memory"], seconds, rounds)
+    has_time = "time" in parts
+    results["time"] = _all_time(rows, settings, results["memory"], seconds, rounds) if has_time else []
     return results
 
 
