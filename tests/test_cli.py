@@ -136,8 +136,9 @@ def test_bench_model_passes_its_options_on(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench_model, "run", lambda **options: asked.update(options) or {})
     monkeypatch.setattr(bench_model_view, "markdown", lambda results: "a table")
     monkeypatch.setattr(measure, "write", lambda results, text, plot, prefix: [prefix])
-    words = "--model vit_small_patch16 --encodings rope,pape --parabolas 2,50 --sizes 32,48 --batch 3 --dtype bf16 --parts time"
-    assert cli.main(["bench", "model", *words.split(), "--rounds=4", "--seconds=9", "--out", f"{tmp_path}/x"]) == 0
+    words = "--model vit_small_patch16 --encodings rope,pape --parabolas 2,50 --sizes 32,48 --batch 3 --dtype bf16"
+    more = ["--rounds=4", "--seconds=9", "--parts=time"]
+    assert cli.main(["bench", "model", *words.split(), *more, "--out", f"{tmp_path}/x"]) == 0
     assert asked == dict(
         model="vit_small_patch16",
         encodings=["rope", "pape"],

@@ -160,20 +160,9 @@ def _bench_model(args: argparse.Namespace) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("parapos bench model: --device cuda: torch finds no CUDA device here")
     torch.set_num_threads(args.threads)
-    names = (
-        "model",
-        "encodings",
-        "parabolas",
-        "direct",
-        "sizes",
-        "batch",
-        "dtype",
-        "device",
-        "seconds",
-        "rounds",
-        "parts",
-    )
-    results = bench_model.run(**{name: getattr(args, name) for name in names})
+    names = ("model", "encodings", "parabolas", "direct", "sizes", "batch", "dtype", "device", "seconds", "rounds")
+    options = {name: getattr(args, name) for name in (*names, "parts")}
+    results = bench_model.run(**options)
     message = bench_model_view.markdown(results)
     print(message)
     try:
