@@ -1,12 +1,15 @@
 """parapos bench points: it runs, it compares what is equal, and it says when it is no result."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from parapos.bench import points
 from parapos.cli import main
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_cases_compare_what_is_equal():
@@ -67,3 +70,34 @@ def test_rooms_are_surfaces():
 def test_growth_is_the_exponent():
     assert points.growth([10, 20, 40], [5, 10, 20]) == pytest.approx(1)
     assert points.growth([10, 20, 40], [1, 4, 16]) == pytest.approx(2)
+
+
+def committed(name):
+    """Results in benchmarks/, which docs/points.md has, too."""
+    path = ROOT / "benchmarks" / f"{name}.json"
+    results = json.loads(path.read_text())
+    assert "quick" not in results
+    assert (results["network"], results["encoding"]) == ("ptv3_scannet", "pape")
+    assert results["sizes"] == [10_000, 40_000, 100_000, 400_000]
+    assert path.with_suffix(".md").read_text() == points.markdown(results) + "\n"
+    assert points.markdown(results) in (ROOT / "docs" / "points.md").read_text()
+    return results
+
+
+def test_committed_ratios():
+    results = committed("points")
+    rows = {(row["what"], row["case"]): row for row in results["ratios"]}
+    for curve in points.CURVES:
+        row = rows["serialization", curve]
+        assert row["size"] == "1000000 points"
+        assert row["ratio"] <= (1.5 if curve.startswith("z") else 4)
+    for what in ("convolution 5, 6 to 32", "convolution 3, 32 to 32"):
+        assert rows[what, "sparse with search"]["ratio"] < 1
+
+
+def test_committed_memory():
+    results = committed("points_memory")
+    place = results["sizes"].index(100_000)
+    assert results["peak_bytes"]["forward"][place] <= 4e9
+    assert results["peak_bytes"]["training step"][place] <= 12e9
+    assert results["memory_exponent"] <= 1.1

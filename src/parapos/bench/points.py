@@ -1,7 +1,7 @@
 """Point clouds: what sparse convolution, serialization and attention in patches cost, and how a network's cost grows.
 
-Everything is a ratio of calls that take turns in one run. Points lie on the surfaces of a generated room: floor, walls
-and a table, in cells of 2 cm.
+Everything is a ratio of calls that take turns in one run, in time of the processor. Points lie on the surfaces of a
+generated room: floor, walls and a table, in cells of 2 cm.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def run(
     if "time" in parts:
         calls = {str(points): forward(points, network, encoding) for points in sizes}
         calls[str(sizes[0])]()  # warm
-        times = measure.in_turn(calls, partial(measure.timed, device="cpu"), seconds, (1, ROUNDS[1]))
+        times = measure.in_turn(calls, measure.processor_time, seconds, (1, ROUNDS[1]))
         taken = [min(times[str(points)]) for points in sizes]
         found["relative_time"], found["rounds"] = [value / taken[0] for value in taken], len(times[str(sizes[0])])
         found["time_exponent"] = growth(sizes, taken)
@@ -192,7 +192,7 @@ def _ratios(network: str, encoding: str, seconds: float, quick: bool) -> list[di
         calls = make()
         for call in calls.values():
             call()
-        times = measure.in_turn(calls, partial(measure.timed, device="cpu"), share, bounds)
+        times = measure.in_turn(calls, measure.processor_time, share, bounds)
         measure.progress(f"{what}: {len(times[base])} rounds")
         for case in calls.keys() - {base}:
             limit = LIMITS.get(case, LIMITS.get(what.removeprefix("attention ")))
@@ -203,7 +203,8 @@ def _ratios(network: str, encoding: str, seconds: float, quick: bool) -> list[di
 
 def markdown(results: dict[str, Any]) -> str:
     """The results as text."""
-    told = [*measure.warning(results), f"Point clouds on {measure.where(results)}. Generated rooms; cases take turns."]
+    clock = " Cases take turns, in time of the processor." if {"ratios", "relative_time"} & set(results) else ""
+    told = [*measure.warning(results), f"Point clouds on {measure.where(results)}. Generated rooms.{clock}"]
     if "ratios" in results:
         header = ["what", "size", "case", "against", "ratio (quartiles; rounds)", "at most"]
         rows = [
