@@ -135,7 +135,7 @@ def test_distance_is_blind_to_nothing_but_missing_positions() -> None:
 def test_explain_counts_the_columns_that_run(
     p: int, full_form: int, multiple: int, unplaced: bool, dtype: torch.dtype
 ) -> None:
-    """Minimal features and one more for the constant of a query, in float32 whatever the queries are."""
+    """Minimal features, one for the constant of a query and a column of ones, in float32 whatever the queries are."""
     r = torch.rand(1, 40, p)
     r[0, 0] = torch.nan if unplaced else 0.5
     q, k = torch.rand(2, 1, 2, 40, 24).add(0.5).to(dtype).unbind()
@@ -145,14 +145,17 @@ def test_explain_counts_the_columns_that_run(
         (Quadratic(-torch.rand(1, 2, 40), None, parapos.Positions.of(r)), multiple),
     ):
         count += 1
-        width = -(-(24 + count) // 8) * 8
+        width = -(-(24 + count + 1) // 8) * 8
         with fed() as calls:
             parapos.attend(q, k, k, [term], kernel="fused")
         ((query, key),) = calls
         assert query.shape[-1] == key.shape[-1] == width
         assert query.dtype == key.dtype == torch.float32
         used = [x[..., 24:].float().abs().amax((0, 1, 2)) > 0 for x in (query, key)]
-        assert (used[0] | used[1]).sum() == count, (query[..., 24:].abs().amax((0, 1, 2)), count)
+        places = torch.arange(width - 24)
+        assert torch.equal(used[0], places < count), (query[..., 24:].abs().amax((0, 1, 2)), count)
+        assert torch.equal(used[1], places <= count)
+        assert (key[..., 24 + count] == 1).all(), "no query looks at it; its gradient is the sum of a row"
         assert f"as {count} extra query/key columns" in parapos.explain(q, k, k, [term]).method
         assert f"of width {width}" in parapos.explain(q, k, k, [term]).method
 

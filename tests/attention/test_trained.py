@@ -128,6 +128,41 @@ def test_the_allowance_of_float32() -> None:
             check_single()
 
 
+def sloped(n: int, count: int, seed: int) -> dict[str, float]:
+    """Errors of gradients, relative to float64, of forms in one dimension that look far away from each query.
+
+    count: keys at the end without a position.
+    """
+    g = torch.Generator().manual_seed(seed)
+    q, k, v, dout = torch.randn(4, 1, 4, n, 8, generator=g).unbind()
+    M, slope = -4 * torch.rand(1, 4, n, 1, 1, generator=g), 100 * torch.randn(1, 4, n, 1, generator=g)
+    r = torch.arange(1, n + 1).float()[:, None]
+    r[n - count :] = torch.nan
+    found = []
+    for dtype, kernel in ((torch.float64, "reference"), (torch.float32, "fused")):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v, M, slope)]
+        out = parapos.attend(*leaves[:3], [Quadratic(*leaves[3:], Positions.of(r))], None, 0.3, kernel)
+        assert isinstance(out, Tensor)
+        found.append(torch.autograd.grad(out, leaves, dout.to(dtype)))
+    return {
+        name: float((x - y).norm() / y.norm()) for name, y, x in zip(("q", "k", "v", "M", "g"), *found, strict=True)
+    }
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["few scores", "many scores"])
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("seed", [0, 4])
+def test_gradients_of_forms_that_look_far_away(seed: int, count: int, few: bool) -> None:
+    """What rounding leaves of the sum of a row must not count as much as its keys are far."""
+    with patch.object(fused, "FEW_SCORES", fused.FEW_SCORES if few else 0), fed() as calls:
+        errors = sloped(110, count, seed)
+    assert calls[0][0].shape[-1] > 8, "columns"
+    assert max(errors.values()) <= 5e-4, errors
+    if count == 0:
+        with patch.object(fused, "_balanced", lambda dpsi, *rest: dpsi):
+            assert max(sloped(110, count, seed).values()) > 1e-3
+
+
 def test_float16_never_overflows() -> None:
     """Products of columns stay in its range, however large scale and form are allowed to be by rounding alone."""
     g = torch.Generator().manual_seed(0)

@@ -30,29 +30,29 @@ class Columns(NamedTuple):
     """What columns take from the positions alone, in float32. Samples may share them (1 for B)."""
 
     T: Tensor  # (B or 1, n, f, e): coefficients to query columns
-    phi: Tensor  # (B or 1, N, e): key columns
+    phi: Tensor  # (B or 1, N, e): key columns; after the features a 1, which T does not use, then zeros
     bound: Tensor  # (B or 1, n, f): the largest sum of products that a unit of a coefficient may bring
 
 
-def features_of(term: Relative) -> Exponents:
-    """The features of a term, with its constant.
+def features_of(exponents: Exponents) -> Exponents:
+    """The functions of a key that functions of D are made of, with the constant.
 
-    A key without a position must not get that, and its gradient takes away what rounding leaves of the sum of a row.
+    A key without a position must not get that.
     """
-    return key_features(term.exponents, with_constant=True)
+    return key_features(exponents, with_constant=True)
 
 
 def columns(term: Relative, q: Tensor, v: Tensor) -> Columns:
     """The columns of a term of degree two for such heads, made once for its positions."""
-    features = features_of(term)
+    features = features_of(term.exponents)
     # PyTorch's fused path wants one width for queries, keys and values, and a multiple of 8.
-    more = -(-max(q.shape[-1] + len(features), v.shape[-1]) // 8) * 8 - q.shape[-1]
+    more = -(-(max(q.shape[-1], v.shape[-1]) + len(features) + 1) // 8) * 8 - q.shape[-1]
     key = ("columns", term.exponents, features, more, term.keys)
     return term.r.once(key, lambda: make_columns(term, features, more))
 
 
 def make_columns(term: Relative, features: Exponents, more: int) -> Columns:
-    """Columns of these features of a key, filled up with zeros to `more`."""
+    """Columns of these features of a key, one of ones that no query looks at, and zeros: `more` in all."""
     at, to = term.r.r.detach().double(), term.key_positions.r.detach().double()
     both = to if term.keys is None else torch.cat([r.expand(max(len(at), len(to)), -1, -1) for r in (at, to)], dim=1)
     middle, _ = centre(both)
@@ -63,7 +63,8 @@ def make_columns(term: Relative, features: Exponents, more: int) -> Columns:
     rows = [torch.stack([taylor(x, e, f) for f in features], dim=-1) for e in term.exponents]
     T = torch.where(here[..., None], torch.stack(rows, dim=-2), 0.0)
     bound = (T.abs() * phi.abs().amax(1)[:, None, None]).sum(-1)
-    T, phi = (F.pad(x, (0, more - len(features))).float() for x in (T, phi))
+    phi = torch.cat([phi, torch.ones_like(phi[..., :1])], dim=-1)  # its gradient is the sum of a row of ds
+    T, phi = (F.pad(x, (0, more - x.shape[-1])).float() for x in (T, phi))
     return Columns(T, phi, bound.float())
 
 

@@ -15,9 +15,10 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..relative import contract, project
+from ..relative import Exponents, contract, function, project
 from ..tracing import cast, no_autocast
 from . import reference, tiles
 from .columns import ALLOWED, GRADIENT_ROUNDING, columns, features_of, fits
@@ -71,20 +72,21 @@ def _bias(mask: Tensor | None, dtype: torch.dtype, *part: slice) -> Tensor | Non
 
 
 def _columns_forward(
-    out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,
+    out: Tensor, stats: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,
     c: Tensor, T: Tensor, phi: Tensor,
 ) -> None:  # fmt: skip
-    """Attention, and the log-sum-exp of each query's scores, written to out and lse."""
-    psi, phi, width = contract(c, T), phi[:, None], q.shape[-1] + phi.shape[-1]
+    """Attention, written to out; the log-sum-exp of each query's scores and the mean position of its keys, to stats."""
+    psi, values, size = contract(c, T), _values(phi, q, v), v.shape[-1]
+    phi, width = phi[:, None], q.shape[-1] + phi.shape[-1]
     for part in _parts(q, k, width, 4):
-        wide = _widen(part, (q, psi), (k, phi), (v, None), width=width)
-        y, lse[part] = FLASH(*wide, attn_mask=_bias(mask, torch.float32, *part), scale=scale)
-        out[part] = y[..., : v.shape[-1]]
+        wide = _widen(part, (q, psi), (k, phi), (v, values), width=width)
+        y, stats[part][..., 0] = FLASH(*wide, attn_mask=_bias(mask, torch.float32, *part), scale=scale)
+        out[part], stats[part][..., 1:] = y[..., :size], y[..., size : size + stats.shape[-1] - 1]
 
 
 def _columns_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float,
-    c: Tensor, T: Tensor, phi: Tensor, bound: Tensor,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, mask: Tensor | None, scale: float,
+    features: Exponents, c: Tensor, T: Tensor, phi: Tensor, bound: Tensor,
 ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """Gradients of q, k, v and the coefficients, and of which samples (B,) those of the coefficients are good."""
     psi, size = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1]
@@ -97,12 +99,28 @@ def _columns_backward(
         bias = _bias(mask, torch.float32, *part)
         if q.dtype != torch.float32:  # the output was rounded, and gradients of coefficients would show it
             y = FLASH(*wide, attn_mask=bias, scale=scale)[0]
-        grads = FLASH_BACKWARD(dy, *wide, y, lse[part], 0.0, False, attn_mask=bias, scale=scale)
+        grads = FLASH_BACKWARD(dy, *wide, y, stats[part][..., 0].contiguous(), 0.0, False, attn_mask=bias, scale=scale)
         for x, y in zip((dq, dk, dv), grads, strict=True):
             x[part] = y[..., : x.shape[-1]]
         dpsi[part] = grads[0][..., size:]
-    dc = project(dpsi, T, c)
+    dc = project(_balanced(dpsi, stats[..., 1:], features), T, c)
     return [dq, dk, dv, dc], _are_good(dc, dout, v, bound, scale)
+
+
+def _values(phi: Tensor, q: Tensor, v: Tensor) -> Tensor:
+    """Key columns beside values, instead of zeros: their means under the weights come for nothing."""
+    return F.pad(phi, (0, q.shape[-1] - v.shape[-1]))[:, None]
+
+
+def _balanced(dpsi: Tensor, mean: Tensor, features: Exponents) -> Tensor:
+    """The gradient of query columns, without what rounding leaves of the sum of a row of ds.
+
+    That sum is 0 and stands in the column after the features. What is left of it is taken away at the mean position of
+    the keys (B, H, n, p), or it would count as much as the keys are far from the query.
+    """
+    left = dpsi[..., len(features), None]
+    at = torch.stack([function(mean.unbind(-1), e) for e in features], dim=-1)
+    return dpsi - F.pad(left * at, (0, dpsi.shape[-1] - len(features)))
 
 
 def _are_good(dc: Tensor, dout: Tensor, v: Tensor, bound: Tensor, scale: float) -> Tensor:
@@ -127,20 +145,20 @@ def _forward(
     weights: list[float], coefficients: list[Tensor], queries: list[Tensor], keys: list[Tensor], tables: list[Tensor],
     bases: list[Tensor], made: list[Tensor],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output, and the log-sum-exp of the scores where columns were used. made: the parts of `Columns`, or nothing."""
-    out, lse = _outputs(q, v, made)
+    """Output and, where columns were used, what `_outputs` has room for. made: the parts of `Columns`, or nothing."""
+    out, stats = _outputs(q, v, queries[0].shape[-1] if queries else 0, made)
     good = _fitting(q, coefficients, made, scale)
     for chosen in (None,) if good.all() or not good.any() else (good, ~good):
         tensors = pick(chosen, q, k, v, mask)
-        y, z = (out, lse) if chosen is None else _outputs(tensors[0], v, made)
+        y, z = (out, stats) if chosen is None else _outputs(tensors[0], v, stats.shape[-1] - 1, made)
         if good[0] if chosen is None else chosen is good:
             _columns_forward(y, z, *[*tensors, scale, *pick(chosen, coefficients[0], *made[:2])])
         else:
             scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
             forward_from_d(y, *[*tensors, scale, scores.pick(chosen)])
         if chosen is not None:
-            out[chosen], lse[chosen] = y, z
-    return out, lse
+            out[chosen], stats[chosen] = y, z
+    return out, stats
 
 
 def _fitting(q: Tensor, coefficients: Sequence[Tensor], made: Sequence[Tensor], scale: float) -> Tensor:
@@ -148,24 +166,26 @@ def _fitting(q: Tensor, coefficients: Sequence[Tensor], made: Sequence[Tensor], 
     return (fits(coefficients[0], made[2], scale) if made else q.new_zeros(1, dtype=torch.bool)).expand(len(q))
 
 
-def _outputs(q: Tensor, v: Tensor, made: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Room for the output and the log-sum-exp; there is none without columns."""
-    return empty_heads(q, v.shape[-1]), q.new_empty(q.shape[:3] if made else 0, dtype=torch.float32)
+def _outputs(q: Tensor, v: Tensor, p: int, made: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Room for the output and, with columns, the log-sum-exp of each row and its mean position, (B, H, n, 1 + p)."""
+    size = (*q.shape[:3], 1 + p) if made else (0,)
+    return empty_heads(q, v.shape[-1]), q.new_empty(size, dtype=torch.float32)
 
 
 def _backward(
-    dout: Tensor, out: Tensor, lse: Tensor, wanted: list[bool], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+    dout: Tensor, out: Tensor, stats: Tensor, wanted: list[bool], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
     scale: float, exponents: list[int], factors: list[float], weights: list[float], coefficients: list[Tensor],
     queries: list[Tensor], keys: list[Tensor], tables: list[Tensor], bases: list[Tensor], made: list[Tensor],
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of q, k, v, the coefficients and the tables; an empty tensor where none is wanted."""
     grads: list[Tensor] = []
+    s = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases)
     with no_autocast(q.device):
         good = _fitting(q, coefficients, made, scale)
         if good.any():
             chosen = None if good.all() else good
-            given = pick(chosen, dout, q, k, v, out, lse, mask, coefficients[0], *made)
-            grads, kept = _columns_backward(*[*given[:7], scale, *given[7:]])
+            given = pick(chosen, dout, q, k, v, out, stats, mask, coefficients[0], *made)
+            grads, kept = _columns_backward(*[*given[:7], scale, features_of(s.exponents_of(0)), *given[7:]])
             if chosen is not None:
                 room = [*(empty_heads(x) for x in (q, k, v)), torch.zeros_like(coefficients[0])]
                 grads = _placed(grads, room, chosen)
@@ -173,8 +193,7 @@ def _backward(
                 good = good.masked_scatter(good, kept) if len(coefficients[0]) > 1 else torch.zeros_like(good)
         if not good.all():
             chosen = ~good if good.any() else None
-            scores = Scores(exponents, factors, weights, coefficients, queries, keys, tables, bases).pick(chosen)
-            found = backward_from_d(*[*pick(chosen, dout, q, k, v, mask), scale, scores, wanted])
+            found = backward_from_d(*[*pick(chosen, dout, q, k, v, mask), scale, s.pick(chosen), wanted])
             grads = found if chosen is None else _placed(found, grads, chosen)
     learned = zip(grads[3:], [*coefficients, *tables], wanted, strict=True)
     return [*grads[:3], *(x.to(y.dtype).contiguous() if want else y.new_empty(0) for x, y, want in learned)]
@@ -197,11 +216,11 @@ _backward_op.register_autograd(refuse_second_derivative)
 
 @_forward_op.register_fake
 def _(q, k, v, *rest):  # type: ignore[no-untyped-def]
-    return _outputs(q, v, rest[-1])
+    return _outputs(q, v, rest[6][0].shape[-1] if rest[6] else 0, rest[-1])
 
 
 @_backward_op.register_fake
-def _(dout, out, lse, wanted, q, k, v, mask, scale, exponents, factors, weights, coefficients, *rest):  # type: ignore[no-untyped-def]
+def _(dout, out, stats, wanted, q, k, v, mask, scale, exponents, factors, weights, coefficients, *rest):  # type: ignore[no-untyped-def]
     learned = zip([*coefficients, *rest[2]], wanted, strict=True)
     return [*(empty_heads(x) for x in (q, k, v)), *(x.new_empty(x.shape if want else 0) for x, want in learned)]
 
@@ -220,10 +239,10 @@ def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _gradients(ctx, dout, _=None):  # type: ignore[no-untyped-def]
     """Gradients in the order of the operator's arguments."""
-    out, lse, q, k, v, mask, *saved = ctx.saved_tensors
+    out, stats, q, k, v, mask, *saved = ctx.saved_tensors
     lists = [[saved.pop(0) for _ in range(count)] for count in ctx.counts]
     wanted = [x.requires_grad for x in (*lists[0], *lists[3])]
-    dq, dk, dv, *more = _backward_op(dout, out, lse, wanted, q, k, v, mask, *ctx.numbers, *lists)
+    dq, dk, dv, *more = _backward_op(dout, out, stats, wanted, q, k, v, mask, *ctx.numbers, *lists)
     more = [x if want else None for x, want in zip(more, wanted, strict=True)]
     grads: list[list[Any]] = [[None] * count for count in ctx.counts]
     grads[0], grads[3] = more[: len(lists[0])], more[len(lists[0]) :]
@@ -239,11 +258,12 @@ class _Few(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, mask, scale, made, scores, c):  # type: ignore[no-untyped-def]
-        pairs = (q, contract(c, made[0])), (k, made[1][:, None]), (v, None)
+        pairs = (q, contract(c, made[0])), (k, made[1][:, None]), (v, _values(made[1], q, v))
         wide, bias = _widen(ALL, *pairs, width=q.shape[-1] + made[1].shape[-1]), _bias(mask, torch.float32)
         y, lse = FLASH(*wide, attn_mask=bias, scale=scale)
         ctx.save_for_backward(*wide, y, lse, mask, bias, c)
         ctx.numbers, ctx.sizes = (scale, *scores, made), [x.shape[-1] for x in (q, k, v, v)]
+        ctx.features, ctx.positions = features_of(scores.exponents_of(0)), scores.queries[0].shape[-1]
         return y[..., : v.shape[-1]]
 
     @staticmethod
@@ -254,11 +274,13 @@ class _Few(torch.autograd.Function):
         (dy,) = _widen(ALL, (dout, None), width=y.shape[-1])
         grads = FLASH_BACKWARD(dy, *wide, y, lse, 0.0, False, attn_mask=bias, scale=scale)
         with no_autocast(q.device):
-            dc = project(grads[0][..., q.shape[-1] :], made[0], c)
+            mean = y[..., v.shape[-1] :][..., : ctx.positions]
+            dc = project(_balanced(grads[0][..., q.shape[-1] :], mean, ctx.features), made[0], c)
         grads = [*(x[..., :size] for x, size in zip(grads, ctx.sizes[:3], strict=True)), dc]
         if torch.is_grad_enabled() or not _are_good(dc, dout, v, made[2], scale).all():
             q = q.detach().requires_grad_(torch.is_grad_enabled())  # so that a second derivative is refused
-            grads = _backward_op(dout, out, lse, [True], q, k, v, mask, *ctx.numbers)
+            stats = torch.cat([lse[..., None], mean], -1)
+            grads = _backward_op(dout, out, stats, [True], q, k, v, mask, *ctx.numbers)
         return *grads[:3], *[None] * 4, grads[3]
 
 
@@ -322,7 +344,7 @@ def _describe(call: Call) -> str:
     good = b if call.q.is_meta else int(_fitting(call.q, [term.coefficients(torch.float32)], made, call.scale).sum())
     if not good:
         return f"{from_d}; as columns these numbers would lose digits"
-    count, width = len(features_of(term)), call.q.shape[-1] + made.phi.shape[-1]
+    count, width = len(features_of(term.exponents)), call.q.shape[-1] + made.phi.shape[-1]
     text = f"{call.names} as {count} extra query/key columns in PyTorch fused attention of width {width}"
     text += "" if call.q.dtype == torch.float32 else ", in float32"
     if call.q.is_meta:

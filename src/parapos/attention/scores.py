@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..relative import contract, functions, project
+from ..relative import Exponents, contract, functions, project
 from .terms import Relative, Table, Term
 
 BLOCK_BYTES = 8 * 2**20  # scores formed from D at one time; a handful of such blocks are alive
@@ -78,15 +78,20 @@ class Scores(NamedTuple):
         """The terms of the chosen samples."""
         return Scores(*self[:3], *(pick(chosen, *tensors) for tensors in self[3:]))
 
+    def exponents_of(self, index: int) -> Exponents:
+        """The exponents of a relative term."""
+        p = self.queries[index].shape[-1]  # all terms have one
+        start, count = sum(c.shape[-1] for c in self.coefficients[:index]), self.coefficients[index].shape[-1]
+        return tuple(tuple(self.exponents[i * p : (i + 1) * p]) for i in range(start, start + count))
+
     def basis(self, samples: slice, rows: slice, dtype: torch.dtype) -> list[Tensor]:
         """The relative terms' functions of D for some queries: (B or 1, n, f, N) each."""
         if self.bases:
             return [x[:, rows] for x in self.bases]
-        found, powers = [], iter(self.exponents)
-        for c, at, to in zip(self.coefficients, self.queries, self.keys, strict=True):
+        found = []
+        for index, (at, to) in enumerate(zip(self.queries, self.keys, strict=True)):
             at, to = (x[samples] if x.shape[0] > 1 else x for x in (at, to))
-            exponents = [[next(powers) for _ in range(at.shape[-1])] for _ in range(c.shape[-1])]
-            found.append(functions(at[:, rows], to, exponents, dtype))
+            found.append(functions(at[:, rows], to, self.exponents_of(index), dtype))
         return found
 
     def block(
