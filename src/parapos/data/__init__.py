@@ -77,6 +77,8 @@ DATASETS: dict[str, tuple[str, str] | Source] = {
     "digits": ("digits", "Digits"),
     "ucf101": ("ucf101", "ucf101"),
     "dvsgesture": ("dvsgesture", "dvsgesture"),
+    "desk_clips": ("desk_clips", "desk_clips"),
+    "desk_gestures": ("desk_gestures", "desk_gestures"),
     "gen1": ("gen1", "gen1"),
     "coco": ("coco", "coco"),
     "coco_desk": ("coco", "coco_desk"),

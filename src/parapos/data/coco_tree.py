@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from PIL import Image, ImageDraw
 
 from . import FormatError
 from .digits import SPLITS  # which samples of scikit-learn's digits are whose
+from .generated import ensure
 
 Array = np.ndarray[Any, Any]
 YEAR = "2017"
@@ -224,18 +223,5 @@ def _shape(name: str, length: float, rng: np.random.Generator) -> Array:
 
 
 def ensure_desk(root: str | Path) -> None:
-    """Writes the generated data set unless it is there. Several processes may ask at once: whoever is first moves a
-    whole folder into place."""
-    root = Path(root)
-    if (root / "annotations").is_dir():
-        return
-    part = root.with_name(f".{root.name}.{os.getpid()}.part")
-    write_desk(part)
-    try:
-        if root.is_dir():
-            root.rmdir()  # an empty one may be there
-        part.rename(root)
-    except OSError:
-        if not (root / "annotations").is_dir():
-            raise FormatError(f"{root}: not empty, expected a new folder or the generated data set") from None
-        shutil.rmtree(part)
+    """Writes the generated data set unless it is there."""
+    ensure(root, "annotations", write_desk)

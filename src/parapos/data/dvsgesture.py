@@ -20,7 +20,7 @@ from . import FormatError
 from .augment.events import MIRRORED, tokenize_augmented
 from .augment.events import EventAugment as Augment
 from .event_tokens import RAGGED, Tokenizing, tensors
-from .events import Events, clean
+from .events import Events, clean, enlarged
 from .events_tree import make_dvsgesture as synthetic  # noqa: F401 (for `parapos prepare`)
 from .preparations import Job
 from .prepared import Check, Entry, Item, Output, Store
@@ -157,11 +157,13 @@ class Gestures:
         augment: Augment | None = None,
         seed: int = 0,
         truncated: str = "error",
+        enlarge: int = 1,
     ) -> None:
         if not samples:
             raise FormatError(f"{root}: no gestures, expected recordings with labels")
         self.root, self.store, self.samples = root, store, list(samples)
         self.tokenizing, self.augment, self.seed, self.truncated = tokenizing, augment, seed, truncated
+        self.enlarge = enlarge
         self.preprocessing = {**asdict(tokenizing), "clock": self.clock}
 
     def __len__(self) -> int:
@@ -182,7 +184,7 @@ class Gestures:
         index = range(len(self))[index]
         events, label = self.events(index), self.samples[index].gesture.label
         if self.augment is None:
-            tokens = self.tokenizing(events)
+            tokens = self.tokenizing(enlarged(events, self.enlarge) if self.enlarge > 1 else events)
         else:
             rng = np.random.default_rng(sample_seed(self.seed, epoch, index))
             tokens, changed = tokenize_augmented(
@@ -204,24 +206,28 @@ def dvsgesture(
     cache: str | Path | None = None,
     truncated: str = "error",
     complete: bool = True,
+    enlarge: int = 1,
 ) -> Gestures:
     """A split of DvsGesture. augment is for "train", which has the paper's if none is given.
 
     cache: where `prepare` wrote, without it root/prepared. truncated="keep" takes what is whole of an AEDAT file that
     ends too early. complete=False accepts other lists than the official ones, and does without recordings that are not
-    there.
+    there. enlarge: the sensor has so many times as many pixels a side, see `events.enlarged`; for testing alone.
     """
-    folder = find_root(root)
+    if not 1 <= enlarge <= 256 or (enlarge > 1 and split == "train"):
+        raise ValueError(f"enlarge must be from 1 to 256, and 1 for training, got {enlarge!r} for {split}")
+    folder, side = find_root(root), SIDE * enlarge
     store, names = open_store(Job(folder, cache)), list_recordings(folder, split, complete=complete)
     samples = list_samples(folder, store, names, truncated=truncated, complete=complete)
     return Gestures(
         folder,
         store,
         samples,
-        tokenizing=Tokenizing(height=SIDE, width=SIDE, patch=patch, threshold=threshold, refractory_us=refractory_us),
+        tokenizing=Tokenizing(height=side, width=side, patch=patch, threshold=threshold, refractory_us=refractory_us),
         augment=(augment or Augment()) if split == "train" else None,
         seed=seed,
         truncated=truncated,
+        enlarge=enlarge,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Events", "clean", "concatenate"]
+__all__ = ["Events", "clean", "concatenate", "enlarged"]
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "t": np.dtype(np.int64),
@@ -92,3 +92,13 @@ def clean(events: Events, width: int, height: int, *, start: int = 0) -> Events:
     if (found.t[1:] < found.t[:-1]).any():
         found = found.select(np.argsort(found.t, kind="stable"))
     return found
+
+
+def enlarged(events: Events, factor: int) -> Events:
+    """What a sensor of `factor` times as many pixels a side would see of the same: each pixel becomes a block, and each
+    event one in every pixel of it, at the same time."""
+    down, right = (offset.ravel() for offset in np.indices((factor, factor)))
+    x = events.x.astype(np.int64)[:, None] * factor + right
+    y = events.y.astype(np.int64)[:, None] * factor + down
+    t, polarity = (np.repeat(values, factor**2) for values in (events.t, events.polarity))
+    return Events.of(t, x.ravel(), y.ravel(), polarity)
