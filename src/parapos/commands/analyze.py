@@ -26,6 +26,11 @@ def _analyze(args: argparse.Namespace) -> None:
         tell=tell,
         **{name: getattr(args, name) for name in OPTIONS},
     )
+    if args.tiles is not None:
+        from ..analysis import tiles
+
+        where = {"split": args.split, "root": args.root or "", "index": args.index}
+        paths += tiles.run(args.run_folder, args.out or args.run_folder / "analysis", args.tiles, **where)
     wrote(paths)
 
 
@@ -86,6 +91,13 @@ def add(commands: Any) -> None:
         type=number("a number above 0 and up to 1", lambda value: 0 < value <= 1),
         default=0.8,
         help="share of attention whose pairs count; 1 for all pairs",
+    )
+    analyze.add_argument(
+        "--tiles",
+        type=integer(1, 64),
+        metavar="FACTOR",
+        help="also draw which tiles of keys each head needs, at so many times the size of training: tiles-N.png for "
+        "layer N, tiles.csv",
     )
     analyze.add_argument("--unscaled", action="store_true", help="leave out the factor of q.k, as the paper does")
     analyze.add_argument("--out", type=Path, metavar="DIR", help="of plots and numbers; without it RUN/analysis")
