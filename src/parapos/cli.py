@@ -14,6 +14,7 @@ from .commands import (
     analyze,
     bench_detection,
     bench_points,
+    bench_sparse,
     bench_tokenizer,
     experiments,
     explore,
@@ -313,6 +314,7 @@ def parser() -> argparse.ArgumentParser:
     bench_points.add(benchmarks)
     bench_tokenizer.add(benchmarks)
     bench_detection.add(benchmarks)
+    bench_sparse.add(benchmarks)
 
     prepare.add(commands)
 

@@ -1,0 +1,277 @@
+"""What sparse attention does in trained models, at 1x to 16x the side that they were trained at.
+
+The models are those of desk recipes with three encodings, which are trained first where they are missing. Five things
+are measured, by data set, encoding and factor, and kept as rows of numbers.csv; what is there is not measured again:
+
+    shares       share of pairs of tiles that each layer needs, by tolerance
+    predictions  the same samples with and without skipping
+    times        all layers against plain attention on the same q, k and v
+    models       whole models against an untrained one without an encoding, whose time does not depend on its weights
+    memory       peak of the last layer, in a fresh process, against plain attention
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..analysis.tiles import DEFAULT, calls, inputs, larger, needed
+from ..attention import attend
+from ..attention.kernels import Call
+from ..blocks import Attention
+from ..experiments import tables
+from ..experiments.tables_spec import Column, Row, Table
+from ..training import checkpoint, fit, recipe, rows
+from . import measure
+
+RECIPES = {"digits": "desk_digits", "fashion_mnist": "desk_fashion", "clips": "desk_video", "gestures": "desk_events"}
+ENCODINGS = ("pape", "pape_ri", "alibi")
+FACTORS = (1, 2, 4, 8, 16)
+PARTS = ("shares", "predictions", "times", "models", "memory")
+SAMPLES, LOOKED_AT = 64, 2  # samples for predictions, and for shares
+TOLERANCES = (DEFAULT, 1e-5, 1e-3)
+CLOSE = 1e-3  # logits nearer than this may change places
+TIMED, MEMORY = (4, 8, 16), (8, 16)  # factors
+ROUNDS, SECONDS = (2, 20), 4.0  # of the timings of one model and factor
+COLUMNS = ("data", "encoding", "factor", "tokens", "quantity", "value")
+Key = tuple[str, str, int]  # data, encoding, factor
+PLAIN, DENSE, OURS = "plain", "dense", "sparse"
+
+
+@dataclass
+class Numbers:
+    """What was measured: values by data, encoding and factor, and quantity."""
+
+    path: Path
+    values: dict[Key, dict[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Numbers:
+        numbers = cls(path)
+        for row in rows.read(path, COLUMNS, numbers=["value"], whole=["factor", "tokens"]):
+            about = numbers.values.setdefault((row["data"], row["encoding"], row["factor"]), {})
+            about["tokens"], about[row["quantity"]] = row["tokens"], row["value"]
+        return numbers
+
+    def has(self, key: Key, quantity: str) -> bool:
+        return quantity in self.values.get(key, {})
+
+    def add(self, key: Key, tokens: int, values: Mapping[str, float]) -> None:
+        """Keeps values, on disk too."""
+        self.values.setdefault(key, {}).update(values, tokens=tokens)
+        measure.progress(f"{', '.join(map(str, key))}: " + ", ".join(f"{k} {v:.4g}" for k, v in values.items()))
+        lines = [
+            (*key, round(about["tokens"]), quantity, f"{value:.6g}")
+            for key, about in self.values.items()
+            for quantity, value in about.items()
+            if quantity != "tokens"
+        ]
+        rows.write(self.path, COLUMNS, lines)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained model. place: the folder of its run."""
+
+    data: str
+    encoding: str
+    place: Path
+
+    @property
+    def recipe(self) -> recipe.Recipe:
+        return fit.load_run(self.place)
+
+    def model(self) -> nn.Module:
+        return checkpoint.load_weights(self.place / "weights.safetensors")[0].eval()
+
+    def dataset(self, factor: int) -> Any:
+        """The test data at so many times the trained side."""
+        return self.recipe.dataset("test", **larger(self.recipe, factor))
+
+
+def chosen(count: int, most: int) -> list[int]:
+    """At most so many of 0..count - 1, evenly spread, for test sets are sorted by class."""
+    most = min(count, most)
+    return [(2 * i + 1) * count // (2 * most) for i in range(most)]
+
+
+def share(call: Call, tolerance: float) -> float:
+    """The share of pairs of tiles that a call needs."""
+    heads = needed(replace(call, tolerance=tolerance))
+    return statistics.fmean(float(head.needed.float().mean()) for head in heads)
+
+
+def shares(subject: Subject, factor: int) -> tuple[int, dict[str, float]]:
+    """Of each layer, mean over samples and heads."""
+    model, data = subject.model(), subject.dataset(factor)
+    found: dict[str, list[float]] = {}
+    tokens = []
+    for index in chosen(len(data), LOOKED_AT):
+        layers = calls(model, inputs(model, data[index]))
+        tokens.append(layers[0].q.shape[2])
+        for tolerance in TOLERANCES:
+            for layer, call in enumerate(layers, 1):
+                found.setdefault(f"share {layer} at {tolerance:g}", []).append(share(call, tolerance))
+    return round(statistics.fmean(tokens)), {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def logits(model: nn.Module, given: Sequence[Tensor], tolerance: float | None) -> Tensor:
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.tolerance = tolerance
+    with torch.no_grad():
+        out: Tensor = model(*given)[0]
+    return out
+
+
+def predictions(subject: Subject, factor: int, samples: int) -> tuple[int, dict[str, float]]:
+    """Of the same samples with and without skipping. changed: those whose two largest logits were more than CLOSE
+    apart and whose prediction is another one."""
+    model, data = subject.model(), subject.dataset(factor)
+    indices = chosen(len(data), samples)
+    right = dense_right = close = changed = 0
+    apart = 0.0
+    for index in indices:
+        sample = data[index]
+        given = inputs(model, sample)
+        dense, sparse = (logits(model, given, tolerance) for tolerance in (0.0, None))
+        best, second = dense.topk(2).values.tolist()
+        is_close = best - second <= CLOSE
+        close += is_close
+        changed += not is_close and int(dense.argmax()) != int(sparse.argmax())
+        right += int(sparse.argmax()) == sample["label"]
+        dense_right += int(dense.argmax()) == sample["label"]
+        apart = max(apart, float((dense - sparse).abs().max()))
+    tokens = calls(model, given)[0].q.shape[2]
+    values = {"samples": len(indices), "right": right, "right dense": dense_right, "close": close, "changed": changed}
+    return tokens, {**values, "logits apart": apart}
+
+
+def _attention(case: str, layers: Sequence[Call]) -> None:
+    with torch.no_grad():
+        for call in layers:
+            if case == PLAIN:
+                F.scaled_dot_product_attention(call.q, call.k, call.v, scale=call.scale)
+            else:
+                tolerance = 0.0 if case == DENSE else None
+                attend(call.q, call.k, call.v, call.terms, scale=call.scale, strict=True, tolerance=tolerance)
+
+
+def times(subject: Subject, factor: int, seconds: float) -> tuple[int, dict[str, float]]:
+    """Of all layers: plain attention, ours without skipping, and ours."""
+    model, data = subject.model(), subject.dataset(factor)
+    layers = calls(model, inputs(model, data[chosen(len(data), 1)[0]]))
+    work = {case: partial(_attention, case, layers) for case in (PLAIN, DENSE, OURS)}
+    if factor < FACTORS[-1]:
+        for call in work.values():
+            call()
+    taken = measure.in_turn(work, partial(measure.timed, device="cpu"), seconds, ROUNDS)
+    values = {"plain seconds": statistics.median(taken[PLAIN]), "sparse seconds": statistics.median(taken[OURS])}
+    for case, name in ((OURS, "ratio"), (DENSE, "dense ratio")):
+        spread = measure.spread(taken[case], taken[PLAIN])
+        values |= {name: spread["ratio"], "rounds": spread["rounds"]}
+    return layers[0].q.shape[2], values
+
+
+def model_times(subject: Subject, factor: int, seconds: float) -> tuple[int, dict[str, float]]:
+    """Of the whole model on one sample, as a ratio to the same model without an encoding."""
+    data = subject.dataset(factor)
+    without = replace(subject.recipe.model, encoding="none", init="").build({"num_classes": data.classes}).eval()
+    model, sample = subject.model(), data[chosen(len(data), 1)[0]]
+    given = inputs(model, sample)
+    tokens = calls(model, given)[0].q.shape[2]
+    work = {name: partial(logits, m, given, None) for name, m in ((PLAIN, without), (OURS, model))}
+    if factor < FACTORS[-1]:
+        for call in work.values():
+            call()
+    taken = measure.in_turn(work, partial(measure.timed, device="cpu"), seconds, ROUNDS)
+    return tokens, {"model ratio": measure.spread(taken[OURS], taken[PLAIN])["ratio"]}
+
+
+def _peak(place: Path, factor: int, case: str) -> float:
+    def prepare() -> Callable[[], object]:
+        subject = Subject("", "", place)
+        model, data = subject.model(), subject.dataset(factor)
+        return partial(_attention, case, calls(model, inputs(model, data[chosen(len(data), 1)[0]]))[-1:])
+
+    return measure.peak_memory(prepare, "cpu")
+
+
+def memory(subject: Subject, factor: int) -> dict[str, float] | None:
+    """Peaks of the last layer with its inputs, in bytes."""
+    peaks = {case: measure.apart(_peak, subject.place, factor, case) for case in (PLAIN, OURS)}
+    plain, ours = peaks[PLAIN], peaks[OURS]
+    if plain is None or ours is None:
+        return None
+    return {"plain bytes": plain, "sparse bytes": ours}
+
+
+def subjects(
+    root: Path, data_root: str, jobs: int, blocks: Sequence[str], tell: Callable[[str], object]
+) -> list[Subject]:
+    """The models on some data sets, trained where they are missing. data_root: for those that have a root."""
+    table = Table(
+        name="sparse",
+        title="Small models for the study of sparse attention",
+        seeds=(0,),
+        blocks={name: RECIPES[name] for name in blocks},
+        rows={name: Row(changes={"model.encoding": name}) for name in ENCODINGS},
+        columns={"1x": Column()},
+    )
+    has_root = any(recipe.load(source).data.root for source in table.blocks.values())
+    grid = tables.resolve(table, root, {"data.root": data_root} if data_root and has_root else {})
+    tables.make(grid, jobs, root / "tables" / "sparse.log", tell)
+    return [Subject(block, row, repeats[0].run.folder) for (block, row, _), repeats in grid.places.items()]
+
+
+def _each(
+    found: Sequence[Subject],
+    factors: Sequence[int],
+    numbers: Numbers,
+    quantity: str,
+    look: Callable[[Subject, int], tuple[int, dict[str, float]]],
+) -> None:
+    """What `look` gives, unless the quantity is there; small factors first."""
+    for factor in factors:
+        for subject in found:
+            key = (subject.data, subject.encoding, factor)
+            if not numbers.has(key, quantity):
+                numbers.add(key, *look(subject, factor))
+
+
+def _memory(found: Sequence[Subject], factors: Sequence[int], numbers: Numbers) -> None:
+    for factor in factors:
+        for subject in found:
+            key = (subject.data, subject.encoding, factor)
+            if not numbers.has(key, "plain bytes") and (peaks := memory(subject, factor)) is not None:
+                numbers.add(key, round(numbers.values.get(key, {}).get("tokens", 0)), peaks)
+
+
+def run(
+    found: Sequence[Subject],
+    numbers: Numbers,
+    *,
+    parts: Sequence[str] = PARTS,
+    factors: Sequence[int] = FACTORS,
+    samples: int = SAMPLES,
+    seconds: float = SECONDS,
+) -> None:
+    """Measures what is missing."""
+    timed = [factor for factor in factors if factor in TIMED]
+    todo: dict[str, Callable[[], None]] = {
+        "shares": lambda: _each(found, factors, numbers, f"share 1 at {DEFAULT:g}", shares),
+        "predictions": lambda: _each(found, factors, numbers, "samples", partial(predictions, samples=samples)),
+        "times": lambda: _each(found, timed, numbers, "ratio", partial(times, seconds=seconds)),
+        "models": lambda: _each(found, timed, numbers, "model ratio", partial(model_times, seconds=seconds)),
+        "memory": lambda: _memory(found, [f for f in factors if f in MEMORY], numbers),
+    }
+    for part in parts:
+        todo[part]()
