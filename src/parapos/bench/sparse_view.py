@@ -151,11 +151,15 @@ def plot(numbers: Numbers, folder: Path) -> list[Path]:
     """Shares, and times as ratios to plain attention, over the number of tokens: a column per data set."""
     models = list(_models(numbers))
     names = list(dict.fromkeys(data for data, _ in models))
-    figure, axes = subplots(2, max(len(names), 1), size=(3.1 * max(len(names), 1) + 0.6, 5.6), squeeze=False)
+    panels: list[tuple[str, Callable[[Numbers, Key], float | None]]] = [
+        ("share of tiles needed", mean_share),
+        ("time / plain attention", lambda n, key: _get(n, key, "ratio")),
+    ]
+    panels = [panel for panel in panels if any(panel[1](numbers, key) is not None for key in numbers.values)]
+    size = (3.1 * len(names) + 0.6, 2.8 * len(panels))
+    figure, axes = subplots(len(panels), len(names), size=size, squeeze=False)
     for column, data in enumerate(names):
-        for row, (title, value) in enumerate(
-            (("share of tiles needed", mean_share), ("time / plain attention", lambda n, key: _get(n, key, "ratio")))
-        ):
+        for row, (title, value) in enumerate(panels):
             axis = axes[row, column]
             for encoding in (e for d, e in models if d == data):
                 keys = [(data, encoding, f) for f in FACTORS]
@@ -168,7 +172,7 @@ def plot(numbers: Numbers, folder: Path) -> list[Path]:
                 axis.set_title(data.replace("_", "-"), fontsize=10)
             if not column:
                 axis.set_ylabel(title)
-            axis.set_xlabel("tokens" if row else "")
+            axis.set_xlabel("tokens" if row == len(panels) - 1 else "")
     axes[0, 0].legend(frameon=False, fontsize=8)
     path = folder / "sparse.png"
     save(figure, path)
