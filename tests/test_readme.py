@@ -49,7 +49,11 @@ def test_sentences_on_the_demo():
             gap = abs(beyond["rope"] - beyond["pape"])
             errors = [statistics.variance(seeds.beyond(name, group)) / seeds.seeds for name in ("rope", "pape")]
             assert gap < sum(errors) ** 0.5, "the README calls them level"
-    assert "RoPE is level with PaPE" in README
+    assert "RoPE is level with PaPE on average: behind it at 2x, ahead at 4x" in README
+    assert mean(seeds, "rope", "2x interpolated") < mean(seeds, "pape", "2x interpolated")
+    assert mean(seeds, "rope", "4x interpolated") > mean(seeds, "pape", "4x interpolated")
+    assert "at four times the size all of them fall" in README
+    assert all(mean(seeds, name, "4x") < 0.6 * mean(seeds, name, "1x") for name in demo.ENCODINGS)
     words = {4: "four", 8: "eight"}
     assert f"mean and range of {words[seeds.seeds]} seeds" in README
     assert f"what {words[seeds.seeds]} seeds gave, mean" in README
