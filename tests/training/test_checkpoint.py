@@ -150,3 +150,15 @@ def test_foreign_weights_are_refused(tmp_path):
     save_file({"x": torch.zeros(1)}, path, metadata={"parapos": json.dumps(about)})
     with pytest.raises(CheckpointError, match="do not make a model"):
         checkpoint.load_weights(path)
+
+
+@pytest.mark.parametrize("options", [{"depth": 10**9}, {"depths": [2, 10**9]}, {"dim": 10**12}])
+def test_a_header_of_an_endless_model_is_refused_before_one_is_built(options, tmp_path, monkeypatch):
+    def build(*args, **options):
+        raise AssertionError("a model was built")
+
+    monkeypatch.setattr(checkpoint, "create_model", build)
+    about = {"format": 1, "model": "vit_nano_patch4", "encoding": "none", "options": options, "classes": 3}
+    save_file({"x": torch.zeros(1)}, tmp_path / "x", metadata={"parapos": json.dumps(about)})
+    with pytest.raises(CheckpointError, match=f"options.{next(iter(options))}.*at most"):
+        checkpoint.load_weights(tmp_path / "x")

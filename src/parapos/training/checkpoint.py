@@ -24,6 +24,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from torch import Tensor, nn
 
 from ..models import MODELS, create_model
+from .schema import need_bounded
 
 HEADER = "parapos"  # the key in the metadata of safetensors; one key, for they have no order
 FORMAT = 1
@@ -207,6 +208,7 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         raise CheckpointError(f"{path}: not safetensors: {error}") from None
     try:
         about = _about(header.get(HEADER, "{}"))
+        need_bounded(about["options"])
         build = partial(create_model, about["model"], encoding=about["encoding"], **outputs_of(about))
         with torch.device("meta"):  # before memory is taken for whatever the header says
             compare(build(**about["options"]).state_dict(), weights)

@@ -32,7 +32,7 @@ class Bad(Exception):
     """A key of a section, and what is wrong with it."""
 
     def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(f"{key}: {message}")
         self.key, self.message = key, message
 
 
@@ -51,6 +51,14 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def need_bounded(options: Mapping[str, Any]) -> None:
+    """Refuses numbers, also in lists, that no model of this world has, before a model is built of them."""
+    for key, value in options.items():
+        most = MOST_OPTION.get(key, 2**16)
+        for number in value if isinstance(value, list | tuple) else [value]:
+            need(f"options.{key}", type(number) is not int or number <= most, f"at most {most}", number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +81,7 @@ class Model:
             if key in self.options:
                 raise Bad(f"options.{key}", "not an option: it comes from model.encoding and from the data")
 
-        for key, value in self.options.items():
-            most = MOST_OPTION.get(key, 2**16)
-            need(f"options.{key}", type(value) is not int or value <= most, f"at most {most}", value)
+        need_bounded(self.options)
         for name, table in self.encodings.items():
             need_known(f"encodings.{name}", name, list(ENCODINGS))
             need(f"encodings.{name}", isinstance(table, dict), "a table", table)
