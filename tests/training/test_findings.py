@@ -319,3 +319,33 @@ def test_weights_with_nan_in_a_buffer_are_refused(tmp_path):
     checkpoint.export(tmp_path / "weights.safetensors", weights, **about)
     with pytest.raises(checkpoint.CheckpointError, match=f"{name} holds NaN or infinity"):
         checkpoint.load_weights(tmp_path / "weights.safetensors")
+
+
+def test_validation_is_judged_by_the_task_of_its_own_data(tmp_path, monkeypatch):
+    """A task may look up the truth in its data set, where the same id is another sample in another split."""
+    judged, make_task = [], recipe.Recipe.make_task
+
+    def remembering(self, dataset):
+        task = make_task(self, dataset)
+        make_evaluator = task.evaluator
+        task.evaluator = lambda **options: judged.append(len(dataset)) or make_evaluator(**options)
+        return task
+
+    monkeypatch.setattr(recipe.Recipe, "make_task", remembering)
+    assert cli.main([*SMOKE, str(tmp_path / "run"), *SMALL, "--optim.epochs", "1"]) == 0
+    wanted = fit.load_run(tmp_path / "run")
+    assert len(wanted.dataset("val")) != len(wanted.dataset("train"))
+    assert set(judged) == {len(wanted.dataset("val"))}
+
+
+def test_a_validation_split_of_other_classes_is_refused(tmp_path, monkeypatch, capsys):
+    made, make_task = [], recipe.Recipe.make_task
+
+    def other(self, dataset):
+        made.append(make_task(self, dataset))
+        made[-1].classes -= len(made) - 1  # the second is the validation split's
+        return made[-1]
+
+    monkeypatch.setattr(recipe.Recipe, "make_task", other)
+    assert cli.main([*SMOKE, str(tmp_path / "run"), *SMALL]) == 2
+    assert "data: the validation split has 9 classes" in capsys.readouterr().err

@@ -82,7 +82,11 @@ def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> 
         if resumed and samples != len(training):
             reason = f"{samples} training samples as when the run began, got {len(training)}"
             raise RecipeError(f"data: expected {reason}")
-        task = wanted.make_task(training)
+        task, judge = wanted.make_task(training), wanted.make_task(validation)
+        try:
+            judge.adapt(task.learned())
+        except ValueError as error:
+            raise RecipeError(f"data: the validation split {error}") from None
         wanted = dataclasses.replace(wanted, learned=_learned(wanted, training, task))
         before = load_run(folder).learned.get("targets") if known else None
         if before not in (None, wanted.learned["targets"]):
@@ -94,7 +98,7 @@ def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> 
         if lent is not None:
             _borrow(model, lent, wanted)
         module = TrainingModule(model, task, wanted)
-        module.plan = plan
+        module.plan, module.judge = plan, judge
         if wanted.run.precision == "64-true":
             module.double()  # Lightning does so after it has loaded a checkpoint, which would be rounded
         if resumed:
@@ -124,7 +128,7 @@ def _train(wanted: Recipe, folder: Path, must_exist: bool, lock: FolderLock) -> 
         batches = TrainBatches(plan, lambda: module.progress.step)
         loader = Loader(training, batches, wanted.data.workers, task.collate)
         module.eval_batches = EvalBatches(samples=len(validation), batch=wanted.data.eval_batch, world=world, rank=rank)
-        judged = Loader(validation, module.eval_batches, wanted.data.workers, task.collate)
+        judged = Loader(validation, module.eval_batches, wanted.data.workers, judge.collate)
         try:
             trainer.fit(module, loader, judged, ckpt_path=resumed and str(resumed))
         except Stopped:  # all processes stop together; after another error they may not be there to count

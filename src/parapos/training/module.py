@@ -104,7 +104,7 @@ class TrainingModule(LightningModule):
     def __init__(self, model: nn.Module, task: Task, recipe: Recipe, position_scale: float = 1.0) -> None:
         super().__init__()
         self.model, self.task, self.recipe, self.progress = model, task, recipe, Progress()
-        self.position_scale = position_scale
+        self.position_scale, self.judge = position_scale, task  # judge: the task of what the model is judged by
         self.plan: Plan | None = None
         self.eval_batches: EvalBatches | None = None
         self.average = Average(model, recipe.optim.ema) if recipe.optim.ema else None
@@ -223,7 +223,7 @@ class TrainingModule(LightningModule):
         return values
 
     def on_validation_epoch_start(self) -> None:
-        self.evaluator = self.task.evaluator(keep_predictions=self.keep_predictions)
+        self.evaluator = self.judge.evaluator(keep_predictions=self.keep_predictions)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         assert self.eval_batches is not None
@@ -232,7 +232,7 @@ class TrainingModule(LightningModule):
             if self.eval_batches.real(batch_idx):
                 self.evaluator.update(self.judged, batch)
             elif self.recipe.run.strategy == "fsdp":  # gathers weights from all processes, which must all take part
-                self.task.evaluator().update(self.judged, batch)
+                self.judge.evaluator().update(self.judged, batch)
 
     @contextmanager
     def _needs(self, batch: dict[str, Any]) -> Iterator[None]:
