@@ -181,17 +181,19 @@ def test_minimal_features_by_integers(p, m):
     def by_columns(term, count):
         """Scores from the columns that the fused kernel uses, whose last one is the constant."""
         T, phi, _ = fused.columns(term, heads, heads)
-        assert phi[..., count + 1 :].eq(0).all()
+        assert T[..., count + 1 :].eq(0).all()
+        assert phi[..., count + 1].eq(1).all()  # which gives the sum of a row of gradients, and no score
+        assert phi[..., count + 2 :].eq(0).all()
         return contract(term.coefficients(torch.float64), T.double()) @ phi[:, None].double().transpose(-1, -2)
 
     term = Quadratic(form, slope, r)
     assert torch.equal(by_columns(term, p * (p + 1) // 2 + p), definition)
     assert torch.equal(term.scores(torch.float64), definition)
-    # A multiple of the identity needs 2p features, for |r|^2 is the sum of p squares.
+    # A multiple of the identity needs p + 1 features, |r|^2 and r.
     alpha = integers(2, 3, 6)
     eye = alpha[..., None, None] * torch.eye(p).double()
     dense = Quadratic(eye, slope, r).scores(torch.float64)
-    assert torch.equal(by_columns(Quadratic(alpha, slope, r), 2 * p), dense)
+    assert torch.equal(by_columns(Quadratic(alpha, slope, r), p + 1), dense)
     assert torch.equal(Quadratic(alpha, slope, r).scores(torch.float64), dense)
     for part in (Quadratic(form, None, r), Quadratic(None, slope, r)):
         other = Quadratic(form if part.M is None else None, slope if part.g is None else None, r)
