@@ -79,7 +79,8 @@ def test_precision(capsys):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("", "required: COMMAND"),
+        ("", "required: COMMAND; see parapos --help"),
+        ("trian x", "did you mean 'train'?"),
         ("fly", "invalid choice: 'fly'"),
         ("bench", "required: BENCHMARK"),
         ("doctor --fast", "unrecognized arguments: --fast"),

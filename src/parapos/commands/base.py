@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..text import nearest
+
 SPLITS = ("train", "val", "test")
 
 
@@ -23,7 +25,15 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{self.prog}: {message}")
+        see = " See" if message.endswith("?") else "; see"
+        raise UserError(f"{self.prog}: {message}{see} {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            hint = nearest(str(value), [str(choice) for choice in action.choices or ()])
+            raise argparse.ArgumentError(action, f"{error.message}{hint}") from None
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

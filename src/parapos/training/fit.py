@@ -261,7 +261,8 @@ def _tell_skipped(*datasets: Dataset) -> None:
 def load_run(folder: Path, changes: Mapping[str, str] | None = None) -> Recipe:
     """The recipe of a run, with changes as `recipe.load` takes them."""
     if not (folder / "recipe.toml").is_file():
-        raise RecipeError(f"{folder}: not a run, it has no recipe.toml")
+        made = "expected a folder that parapos train or parapos import made"
+        raise RecipeError(f"{folder}: not a run, it has no recipe.toml; {made}")
     return recipe.load(folder / "recipe.toml", changes)
 
 
