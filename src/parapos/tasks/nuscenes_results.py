@@ -18,6 +18,7 @@ Array = np.ndarray[Any, Any]
 META = {"use_camera": True, "use_lidar": True, "use_radar": False, "use_map": False, "use_external": False}
 MOVING = 0.2  # metres per second from which on something moves
 MOST_BOXES = 500  # of a sample
+LEAST_LENGTH = 1e-6  # of a quaternion, below which its direction is noise
 VEHICLES = ("car", "truck", "construction_vehicle", "bus", "trailer")
 CYCLES = ("motorcycle", "bicycle")
 
@@ -55,8 +56,8 @@ def to_global(boxes: Array, scores: Array, labels: Array, lidar2global: Array, s
 
 
 def number_of(attribute: str) -> int:
-    """The number of an attribute; -1 for one that nuScenes does not have, which is never right."""
-    return ATTRIBUTES.index(attribute) if attribute in ATTRIBUTES else -1
+    """The number of an attribute; -1 for "", which is never right."""
+    return ATTRIBUTES.index(attribute) if attribute else -1
 
 
 def submission(found: Mapping[str, Objects]) -> dict[str, Any]:
@@ -128,18 +129,29 @@ def _parsed(box: Mapping[str, Any], token: str) -> tuple[Any, ...]:
         raise ValueError(f"sample_token is {box['sample_token']!r}, expected that of its list")
     if box["detection_name"] not in CLASSES:
         raise ValueError(f"detection_name must be one of {', '.join(CLASSES)}, got {box['detection_name']!r}")
-    numbers = [_numbers(box, name, count) for name, count in (("translation", 3), ("size", 3), ("rotation", 4))]
-    velocity, score = _numbers(box, "velocity", 2), float(box["detection_score"])
-    if not math.isfinite(score):
-        raise ValueError("detection_score must be a finite number")
-    if not math.hypot(*numbers[2]):
-        raise ValueError("rotation must be a quaternion that is not 0")
-    attribute = number_of(str(box["attribute_name"]))
-    return (CLASSES.index(box["detection_name"]), *numbers, velocity, attribute, score)
+    translation, size, rotation, velocity = (
+        _numbers(box, name, count)
+        for name, count in (("translation", 3), ("size", 3), ("rotation", 4), ("velocity", 2))
+    )
+    if min(size) <= 0:
+        raise ValueError(f"size must be 3 positive numbers, got {box['size']!r:.80}")
+    if math.hypot(*rotation) < LEAST_LENGTH:
+        raise ValueError(f"rotation must be a quaternion that is not 0, got {box['rotation']!r:.80}")
+    if not _is_number(box["detection_score"]):
+        raise ValueError(f"detection_score must be a finite number, got {box['detection_score']!r:.80}")
+    if box["attribute_name"] not in ("", *ATTRIBUTES):
+        told = f"one of {', '.join(ATTRIBUTES)}, or empty"
+        raise ValueError(f"attribute_name must be {told}, got {box['attribute_name']!r:.80}")
+    label, attribute = CLASSES.index(box["detection_name"]), number_of(box["attribute_name"])
+    return label, translation, size, rotation, velocity, attribute, float(box["detection_score"])
 
 
 def _numbers(box: Mapping[str, Any], name: str, count: int) -> list[float]:
-    values = [float(value) for value in box[name]]
-    if len(values) != count or not all(map(math.isfinite, values)):
-        raise ValueError(f"{name} must be {count} finite numbers, got {box[name]!r:.80}")
-    return values
+    values = box[name]
+    if not isinstance(values, list) or len(values) != count or not all(map(_is_number, values)):
+        raise ValueError(f"{name} must be {count} finite numbers, got {values!r:.80}")
+    return [float(value) for value in values]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
