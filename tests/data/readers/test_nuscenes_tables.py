@@ -100,6 +100,36 @@ def test_a_camera_without_a_matrix_and_a_chain_in_a_circle(copy):
         tables.samples(scene)
 
 
+def test_scenes_are_held_together(copy):
+    folder, change = copy
+    tables = Tables(folder)
+    (one, first), (_, second) = tables["scene"].items()
+    place = list(tables["sample"]).index(first["last_sample_token"])
+    stray, _ = change("sample", place, next=second["first_sample_token"])
+    with pytest.raises(FormatError, match=rf"sample.json: token {second['first_sample_token']}: scene_token: expected"):
+        Tables(folder).samples(one)
+    change("sample", place, next="")
+    assert Tables(folder).samples(one)[-1]["token"] == stray
+    for column in ("first_sample_token", "last_sample_token"):
+        change("scene", **{column: second[column]})
+        with pytest.raises(FormatError, match=f"(scene|sample).json: token .*{second[column]}"):
+            Tables(folder).samples(one)
+        change("scene", **{column: first[column]})
+    change("scene", last_sample_token=first["first_sample_token"])
+    with pytest.raises(
+        FormatError, match=f"scene.json: token {one}: last_sample_token: expected {stray!r}, with which"
+    ):
+        Tables(folder).samples(one)
+
+
+def test_two_scenes_of_one_name_are_refused(copy):
+    folder, change = copy
+    one, other = Tables(folder)["scene"].values()
+    change("scene", 1, name=one["name"])
+    with pytest.raises(FormatError, match=f"scene.json: token {other['token']}: name: .*{one['name']}.*{one['token']}"):
+        Tables(folder)
+
+
 def test_two_attributes_are_refused(copy):
     folder, change = copy
     tables = Tables(folder)

@@ -139,6 +139,7 @@ class Tables:
         self.annotations = self._group("sample_annotation")
         self.data = self._group("sample_data")
         self._check_paths()
+        self._check_names()
 
     def __getitem__(self, name: str) -> Mapping[str, Row]:
         return self._rows[name]
@@ -162,6 +163,14 @@ class Tables:
             if ".." in parts or parts[0] == "" or "\0" in row["filename"]:
                 told = f"expected a path below the root, got {row['filename']!r:.120}"
                 raise FormatError(f"{self.path('sample_data')}: token {token}: filename: {told}")
+
+    def _check_names(self) -> None:
+        tokens: dict[str, str] = {}  # of scenes by name
+        for token, row in self._rows["scene"].items():
+            if row["name"] in tokens:
+                told = f"{row['name']!r:.80} is the name of {tokens[row['name']]} too, expected each once"
+                raise FormatError(f"{self.path('scene')}: token {token}: name: {told}")
+            tokens[row["name"]] = token
 
     def _group(self, name: str) -> Mapping[str, Sequence[Row]]:
         """Rows of a table by their sample."""
@@ -188,8 +197,17 @@ class Tables:
         return found
 
     def samples(self, scene: str) -> list[Row]:
-        """The samples of a scene in the order of time."""
-        return self.chain("sample", self._rows["scene"][scene]["first_sample_token"], "next")
+        """The samples of a scene in the order of time. FormatError if they leave the scene or do not end with it."""
+        row = self._rows["scene"][scene]
+        samples = self.chain("sample", row["first_sample_token"], "next")
+        for sample in samples:
+            if sample["scene_token"] != scene:
+                told = f"expected {scene!r}, whose samples lead here, got {sample['scene_token']!r}"
+                raise FormatError(f"{self.path('sample')}: token {sample['token']}: scene_token: {told}")
+        if samples[-1]["token"] != row["last_sample_token"]:
+            told = f"expected {samples[-1]['token']!r}, with which its samples end, got {row['last_sample_token']!r}"
+            raise FormatError(f"{self.path('scene')}: token {scene}: last_sample_token: {told}")
+        return samples
 
     def chain(self, name: str, token: str, direction: str, most: int | None = None) -> list[Row]:
         """A row and those that follow it, at most `most`. A chain that comes back to itself is an error."""
