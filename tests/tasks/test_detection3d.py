@@ -103,6 +103,17 @@ def test_what_is_written_is_read_again(data, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("sensors", "camera", "lidar"), [("both", True, True), ("lidar", False, True), ("cameras", True, False)]
+)
+def test_results_say_which_sensors_were_used(tmp_path, sensors, camera, lidar):
+    judged = driving("val", sensors=sensors)
+    task = create_task("detection3d", judged)
+    path, _ = task.export(filled(task, judged.frames), tmp_path)
+    others = dict.fromkeys(("use_radar", "use_map", "use_external"), False)
+    assert json.loads(path.read_text())["meta"] == {"use_camera": camera, "use_lidar": lidar, **others}
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"detection_score": math.nan}, "detection_score"),

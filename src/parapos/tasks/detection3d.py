@@ -30,8 +30,8 @@ METRICS = (
 
 
 class Detection3D(Task):
-    """A data set says its `frames`, keyframes of nuScenes that a sample's `id` counts, and which `class_names` it has.
-    What its samples hold says `models.unitr.batch`.
+    """A data set says its `frames`, keyframes of nuScenes that a sample's `id` counts, which `class_names` it has, and
+    its `sensors`: "both", "lidar" or "cameras". What its samples hold says `models.unitr.batch`.
 
     max_boxes: most boxes of a frame, the best ones; the benchmark takes 500. min_score: boxes below it are left out.
     """
@@ -50,6 +50,7 @@ class Detection3D(Task):
         if self.class_names != list(CLASSES):
             raise ValueError(f"the score is of {', '.join(CLASSES)}; the data have {', '.join(self.class_names)}")
         self.frames, self.max_boxes, self.min_score = dataset.frames, max_boxes, min_score
+        self.sensors = str(dataset.sensors)
         self.metrics = (*METRICS, *(self.metric(f"ap_{name}") for name in self.class_names))
 
     @classmethod
@@ -87,7 +88,7 @@ class Detection3D(Task):
         folder.mkdir(parents=True, exist_ok=True)
         path, table = folder / "results_nusc.json", folder / "classes.csv"
         results = {self.frames[number].token: evaluator.objects(number) for number in sorted(evaluator.found)}
-        path.write_text(json.dumps(submission(results)), encoding="utf-8")
+        path.write_text(json.dumps(submission(results, self.sensors)), encoding="utf-8")
         scores = evaluator.scores()
         with open(table, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")

@@ -15,7 +15,6 @@ from ..data.nuscenes_classes import ATTRIBUTES, CLASSES
 from .nuscenes_scores import Objects
 
 Array = np.ndarray[Any, Any]
-META = {"use_camera": True, "use_lidar": True, "use_radar": False, "use_map": False, "use_external": False}
 MOVING = 0.2  # metres per second from which on something moves
 MOST_BOXES = 500  # of a sample
 LEAST_LENGTH = 1e-6  # of a quaternion, below which its direction is noise
@@ -60,9 +59,12 @@ def number_of(attribute: str) -> int:
     return ATTRIBUTES.index(attribute) if attribute else -1
 
 
-def submission(found: Mapping[str, Objects]) -> dict[str, Any]:
-    """The result file of predictions by sample token. Every sample of the split must be there, also without boxes."""
-    return {"meta": META, "results": {token: _rows(token, objects) for token, objects in found.items()}}
+def submission(found: Mapping[str, Objects], sensors: str) -> dict[str, Any]:
+    """The result file of predictions by sample token. Every sample of the split must be there, also without boxes.
+    sensors: what they were made from, "both", "lidar" or "cameras"."""
+    meta = {"use_camera": sensors != "lidar", "use_lidar": sensors != "cameras"}
+    meta |= dict.fromkeys(("use_radar", "use_map", "use_external"), False)
+    return {"meta": meta, "results": {token: _rows(token, objects) for token, objects in found.items()}}
 
 
 def _rows(token: str, objects: Objects) -> list[dict[str, Any]]:
