@@ -199,6 +199,19 @@ def test_names_must_be_text_that_files_can_have(tmp_path):
             coco_json.parse(data)
 
 
+@pytest.mark.parametrize("names", [("car", "car"), ("a b", "a_b")])
+def test_each_category_has_a_metric_of_its_own(names):
+    data = whole()
+    for category, name in zip(data["categories"], names, strict=True):
+        category["name"] = name
+    message = f"^here.json: category 3: its name {names[1]!r} gives the metric of category 90, {names[0]!r}"
+    for skip in (False, True):
+        with pytest.raises(FormatError, match=message):
+            coco_json.parse(data, "here.json", skip=skip)
+    data["categories"][1]["name"] = "A b"
+    assert len(coco_json.parse(data).categories) == 2
+
+
 @pytest.mark.skipif(not (SAMPLES / "coco_tiny").is_dir(), reason="no samples")
 def test_real_files():
     found = coco_json.read(SAMPLES / "coco_tiny/annotations/instances_train2017.json")

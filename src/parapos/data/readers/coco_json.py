@@ -157,12 +157,17 @@ def _images(data: Mapping[str, Any], path: Path) -> list[ImageInfo]:
 
 def _categories(data: Mapping[str, Any], path: Path) -> list[tuple[int, str]]:
     found: dict[int, str] = {}
+    first_of: dict[str, int] = {}  # by name as metrics have it, without spaces
     for position, entry in enumerate(_list(data, "categories", path)):
         number, name = _id(entry, "category", position, path), entry.get("name")
         if number in found:
             raise FormatError(f"{path}: category {number}: its id occurs twice, expected once")
         if not isinstance(name, str) or not name.strip() or not _is_text(name):
             raise FormatError(f"{path}: category {number}: expected a name, got {shown(name)}")
+        first = first_of.setdefault(name.replace(" ", "_"), number)
+        if first != number:
+            told = f"its name {shown(name)} gives the metric of category {first}, {shown(found[first])}"
+            raise FormatError(f"{path}: category {number}: {told}; expected names that differ in more than spaces")
         found[number] = name
     if not found:
         raise FormatError(f"{path}: no categories, expected at least one")
