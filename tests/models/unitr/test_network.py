@@ -135,15 +135,16 @@ def test_lidar_alone():
     given = batch_of([scene, scene])
     found = decode(answers(net, given))
     assert len(found) == 2
-    for encoding in ("pape", "learned"):
-        net = nano(encoding).train()
+    for options in ({}, {"encoding": "learned"}, {"camera_map": True}):
+        net = nano(**options).train()
         head_loss(net(*inputs(net, given)), given).total.backward()
+        assert [name for name, p in net.named_parameters() if p.grad is None] == []  # other processes would wait
         assert net.pillars.pfn_layers[0].linear.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"camera_map": True}, {"encoding": "learned"}], ids=["pape", "lss", "learned"])
 def test_no_points(options):
-    """Neither in one sample of two, nor in both, nor on the grid."""
+    """Neither in one sample of two, nor in both, nor on the grid; with images and without."""
     empty, away = sample(1), sample(1)
     empty["points"], away["points"] = torch.zeros(0, 5), torch.full((30, 5), 100.0)
     net = nano(**options)
@@ -154,9 +155,13 @@ def test_no_points(options):
     assert len(found) == 1
     assert found[0].boxes.isfinite().all()
     net.train()
-    given = batch_of([empty, away])
-    head_loss(net(*inputs(net, given)), given).total.backward()
-    assert all(p.grad is not None for p in net.pillars.parameters())  # other processes would wait for it
+    for has_images in (True, False):
+        given = batch_of([empty, away])
+        given["image_mask"][:] = has_images
+        net.zero_grad()
+        head_loss(net(*inputs(net, given)), given).total.backward()
+        without = [name for name, p in net.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+        assert without == []  # other processes would wait for them
 
 
 def test_no_boxes_can_be_learned_from():

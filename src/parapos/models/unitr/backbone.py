@@ -19,6 +19,7 @@ from .layers import SetBlock, Shares
 from .learned import Embedding, LearnedPositions
 from .partition import Partition, join, partition
 from .projection import combine, image_to_bev, lidar_to_canvas
+from .tokens import zero_of
 
 # The space of each block's sets, and the axis that they are sorted by first.
 PLAN = (("own", "y"), ("canvas", "x"), ("canvas", "y"), ("bev", "x"))
@@ -189,6 +190,8 @@ class UniTRBackbone(nn.Module):
             partitions = [scene.partition(space, shift, major) for shift in self.shifts]
             x = block(x, scene.shares, partitions, self._added(scene, i, space), self.recompute)
             found.append(x)
+        if not len(x):
+            found = [x + zero_of(self) for x in found]
         return found
 
     def _added(self, scene: Scene, block: int, space: str) -> Sequence[Tensor | None]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .grid import BevGrid
+from .tokens import zero_of
 
 
 class ConvUnit(nn.Sequential):
@@ -125,7 +126,8 @@ class CameraMap(nn.Module):
     ) -> Tensor:
         """tokens: patches (I h w, D) after each block; lidar (B, D, rows, columns); others as of `Splat`."""
         if not len(sample):
-            return self.fuser(lidar.new_zeros(len(lidar), self.vtransform.context, *lidar.shape[2:]), lidar)
+            nothing = lidar.new_zeros(len(lidar), self.vtransform.context, *lidar.shape[2:])
+            return self.fuser(nothing + zero_of(self), lidar)
         normed = (norm(x) for norm, x in zip(self.norms, tokens, strict=True))
         maps = [x.view(len(sample), *patches, -1).permute(0, 3, 1, 2) for x in normed]
         camera = self.vtransform(self.neck(maps), sample, matrix, image_aug, size, len(lidar))

@@ -18,6 +18,12 @@ from .grid import BevGrid
 EPS, MOMENTUM = 1e-3, 0.01  # of norms over points and over the bird's-eye map
 
 
+def zero_of(module: nn.Module) -> Tensor:
+    """A zero that gives all weights of a module a gradient of zero: where it has nothing to do, other processes of a
+    training still wait for its gradients."""
+    return torch.stack([p.flatten()[:0].sum() for p in module.parameters()]).sum()
+
+
 class PatchEmbed(nn.Module):
     """Patches of an image, row by row: convolution and norm. Sides that the patch does not divide are padded with zeros
     to the right and below."""
@@ -80,9 +86,8 @@ class PillarEncoder(nn.Module):
     def forward(self, points: Tensor, sample: Tensor) -> Pillars:
         """points (N, 5): x, y, z, intensity, lag, of samples (N,)."""
         points, cells, sample, groups = self.group(points, sample)
-        if not len(points):  # weights still get a gradient, which other processes wait for
-            nothing = torch.stack([p.sum() for p in self.parameters()]).sum() * 0
-            return Pillars(points.new_zeros(0, self.dim) + nothing, cells, sample)
+        if not len(points):
+            return Pillars(points.new_zeros(0, self.dim) + zero_of(self), cells, sample)
         xyz = points[:, :3]
         centre = F.pad(self.grid.centres(cells), (0, 1), value=self.grid.middle)
         x = torch.cat([points, xyz - mean(xyz, groups)[groups.group], xyz - centre], dim=1)  # (N', 11)
