@@ -1,14 +1,18 @@
 """Preparing nuScenes, and files that are cut, missing or of another size: what is wrong is told."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from parapos.data import FormatError, nuscenes_prepare, preparations
 from parapos.data.nuscenes_tree import write_tiny
+from parapos.data.readers.nuscenes_tables import TABLES
 
 from ..driving import driving, tree
 
@@ -37,6 +41,39 @@ def test_prepare_resumes_and_checks(tmp_path):
     assert any("train: scenes: found 1, expected 8" in problem for problem in whole)
     with pytest.raises(FormatError, match="is there already"):
         write_tiny(root)
+
+
+def test_a_digit_of_a_calibration_is_noticed(tmp_path):
+    """Which changes the geometry of every frame and not the size of a file."""
+    write_tiny(root := tmp_path / "nuscenes", keyframes=1)
+    job = preparations.Job(root, complete=False)
+    preparations.prepare(nuscenes_prepare, job)
+    before = driving("val", root).frames[0].lidar2global
+    path = root / "v1.0-mini" / "calibrated_sensor.json"
+    size = path.stat().st_size
+    assert "1.84" in path.read_text()  # the height of the LiDAR
+    path.write_text(path.read_text().replace("1.84", "1.85"))
+    assert path.stat().st_size == size
+    assert f"{path}: changed since it was prepared" in " ".join(preparations.check(nuscenes_prepare, job).problems)
+    again = preparations.prepare(nuscenes_prepare, job)
+    assert (again.now, again.before) == (2, 0)
+    moved = driving("val", root).frames[0].lidar2global - before
+    assert np.linalg.norm(moved[:3, 3]) == pytest.approx(0.01)
+    assert not preparations.check(nuscenes_prepare, job).problems
+
+
+def test_tables_are_hashed_once(tmp_path, monkeypatch):
+    """However many scenes they have: those of the full data set have gigabytes."""
+    write_tiny(root := tmp_path / "nuscenes", keyframes=1)
+    opened, digest = [], hashlib.file_digest
+    monkeypatch.setattr(
+        "parapos.data.prepared.hashlib.file_digest", lambda f, kind: opened.append(f.name) or digest(f, kind)
+    )
+    job = preparations.Job(root, complete=False)
+    preparations.prepare(nuscenes_prepare, job)
+    preparations.check(nuscenes_prepare, job)
+    tables = [Path(name).name for name in opened if Path(name).parent == root / "v1.0-mini"]
+    assert sorted(tables) == sorted(f"{name}.json" for name in TABLES)
 
 
 def test_what_is_not_prepared_or_damaged_is_told(copy, tmp_path):

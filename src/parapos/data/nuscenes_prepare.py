@@ -26,11 +26,11 @@ from .nuscenes_sensors import read_camera, read_sweep, sweep_points
 from .nuscenes_tree import write_tiny as synthetic  # noqa: F401 (for `parapos prepare`)
 from .pasting import Database, pixels
 from .preparations import Job
-from .prepared import FOLDER, Check, Item, Output, Store, map_array
+from .prepared import FOLDER, Check, Item, Output, Store, file_state, map_array
 from .readers.nuscenes_tables import TABLES, Tables
 
 Array = np.ndarray[Any, Any]
-FILES = 1  # version of prepared files
+FILES = 2  # version of prepared files
 QUALITY = 95  # of JPEG
 
 
@@ -57,9 +57,14 @@ def find_version(root: Path, options: Mapping[str, Any]) -> str:
     return there
 
 
-@lru_cache(maxsize=1)
 def open_tables(folder: Path) -> Tables:
-    """The tables in a folder; the last ones stay open, as a process prepares many scenes of them."""
+    """The tables in a folder; the last ones stay open until they change, as a process prepares many scenes of them."""
+    paths = [folder / f"{name}.json" for name in TABLES]
+    return _opened(folder, tuple(file_state(path) for path in paths if path.is_file()))
+
+
+@lru_cache(maxsize=1)
+def _opened(folder: Path, states: tuple[tuple[int, ...], ...]) -> Tables:
     return Tables(folder)
 
 
@@ -85,7 +90,7 @@ def survey(job: Job) -> tuple[Check, list[Item]]:
         missing += told
         if not any(file.endswith(".bin") for file, _ in gone):
             paths = tuple(root / file for file, _, _ in files if (root / file).is_file())
-            items.append(Item(f"{split}/{row['name']}", sized=(*map(tables.path, TABLES), *paths)))
+            items.append(Item(f"{split}/{row['name']}", sized=paths, hashed=tuple(map(tables.path, TABLES))))
     for split, (number, keyframes) in counts.items():
         wanted = sum(one == split for one in of_scene.values())
         result.count(f"{split}: scenes", number, wanted if job.complete else None)
@@ -135,7 +140,7 @@ def _read_all(tables: Tables, root: Path, job: Job, result: Check) -> None:
 
 def make(item: Item, options: Mapping[str, Any]) -> Output:
     """The files of a scene."""
-    tables = open_tables(item.sized[0].parent)
+    tables = open_tables(item.hashed[0].parent)
     root, (split, name) = tables.folder.parent, item.name.split("/")
     token = next(row["token"] for row in tables["scene"].values() if row["name"] == name)
     frames = list(scene_frames(tables, token))

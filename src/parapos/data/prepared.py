@@ -21,7 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -62,7 +62,8 @@ class Check:
 class Item:
     """A unit of work: a name of its own, and the files it is made from.
 
-    A source in `sized` counts as unchanged while its size is the same, one in `hashed` while its SHA-256 is.
+    A source in `sized` counts as unchanged while its size is the same, one in `hashed` while its SHA-256 is. Items may
+    share sources: a process hashes a file once, and again when it was written to.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Item:
     hashed: tuple[Path, ...] = ()
 
     def sources(self) -> list[tuple[Path, Callable[[Path], int | str]]]:
-        return [(path, file_size) for path in self.sized] + [(path, sha256) for path in self.hashed]
+        return [(path, file_size) for path in self.sized] + [(path, known_sha256) for path in self.hashed]
 
     def fingerprint(self) -> list[int | str]:
         return [measure(path) for path, measure in self.sources()]
@@ -356,6 +357,22 @@ def sha256(path: Path) -> str:
     """Of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def known_sha256(path: Path) -> str:
+    """As `sha256`, which reads the file again only if it was written to since."""
+    return _sha256_of(path, file_state(path))
+
+
+@lru_cache(maxsize=64)
+def _sha256_of(path: Path, state: tuple[int, ...]) -> str:
+    return sha256(path)
+
+
+def file_state(path: Path) -> tuple[int, ...]:
+    """What differs after a file was written to: its inode, size and times."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def file_size(path: Path) -> int:
