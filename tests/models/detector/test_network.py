@@ -190,6 +190,13 @@ def test_every_parameter_learns(encoding, boxes):
         if p.requires_grad:
             assert p.grad is not None, name
             assert p.grad.isfinite().all(), name
+    still = {name for name, p in net.named_parameters() if p.requires_grad and not p.grad.ne(0).any()}
+    assert {name for name in still if ".box." not in name} == set()
+    for branch in ("head.o2m.box.", "head.o2o.box."):  # boxes need not be on every map, but are on one
+        maps = [{name for name, _ in net.named_parameters() if name.startswith(f"{branch}{i}.")} for i in range(3)]
+        assert all(maps)
+        assert any(not names & still for names in maps) == boxes
+        assert boxes or all(names <= still for names in maps)
 
 
 def test_the_head_leaves_its_input_alone():
