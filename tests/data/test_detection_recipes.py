@@ -67,3 +67,11 @@ def test_what_cannot_be_is_told():
         recipe.load("gen1_smoke", {"model.name": "vit_det_nano"})
     with pytest.raises(recipe.RecipeError, match=r"model.options.sensor"):
         recipe.load("gen1_smoke", {"model.options.sensor": "[128, 128]"})
+
+
+def test_images_of_several_sizes_need_the_patch_of_their_mask():
+    eights = {"model.options.patch": "8"}
+    with pytest.raises(recipe.RecipeError, match=r"model.options.patch: .*expected 16.*, got 8"):
+        recipe.load("coco_desk", {**eights, "data.options.fit": "inside"})
+    recipe.load("coco_desk", {"data.options.fit": "inside"})
+    recipe.load("coco_desk", {**eights, "data.options.fit": "stretch"})

@@ -25,6 +25,7 @@ from ..blocks import Attention
 from ..data import DATASETS, FormatError, Source, create_dataset, find_dataset
 from ..encodings import ENCODINGS
 from ..models import MODELS
+from ..models.detector.image import MASK_PATCH
 from ..tasks import TASKS, Task, create_task, task_class, task_options
 from ..text import nearest
 from .schema import Augment, Bad, Data, Model, Optim, Run, TaskChoice, make_section, typed
@@ -323,6 +324,9 @@ def _check_patches(data: Data, source: Source, model: torch.nn.Module) -> None:
     options = {key: data.options.get(key, parameter.default) for key, parameter in source.options.items()}
     if "patch" in options and options["patch"] != patch:
         raise Bad("data.options.patch", f"expected the model's patch size {patch}, got {options['patch']}")
+    if options.get("fit") == "inside" and "mask" in getattr(model, "inputs", ()) and patch != MASK_PATCH:
+        reason = f"images of several sizes (fit 'inside') are masked by patches, expected {MASK_PATCH}, got {patch}"
+        raise Bad("model.options.patch", reason)
     for key in ("grid_size", "point_range"):
         built = getattr(model, key, None)
         given = tuple(options[key]) if isinstance(options.get(key), list) else options.get(key)

@@ -16,6 +16,8 @@ from ..vit import PatchBackbone
 from .base import Detector
 from .boxes import RawDetections
 
+MASK_PATCH = 16  # of masks of padded batches, where nothing else is said
+
 
 class DetectorViT(PatchBackbone, Detector):
     """pad: whether sides that 2 x patch does not divide are padded; otherwise what is left over has no coarse cell.
@@ -59,7 +61,7 @@ class DetectorViT(PatchBackbone, Detector):
         return images, F.pad(mask, (0, shape[1] - cols, 0, shape[0] - rows))
 
 
-def pad_images(images: Sequence[Tensor], patch: int = 16) -> tuple[Tensor, Tensor | None]:
+def pad_images(images: Sequence[Tensor], patch: int = MASK_PATCH) -> tuple[Tensor, Tensor | None]:
     """A batch (B, C, H, W) of images (C, h, w), padded with zeros at the right and below to the largest sides, and the
     mask that a `DetectorViT` takes; None if all have one size."""
     height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
