@@ -215,19 +215,19 @@ def _sizes(layer: Any) -> tuple[Tensor, int, int, int]:
 
 def _place(model: Any, placement: Placement) -> list[Any]:
     """Hooks that write positions, where the model embeds and drops patches."""
-    prefix = model.num_prefix_tokens
+    prefix, drop = model.num_prefix_tokens, model.patch_drop
+    drops = drop is not None and not isinstance(drop, nn.Identity)
+    if drops and isinstance(model, VisionTransformer):
+        raise SwapError("patch dropout of VisionTransformer does not say which patches stay; use patch_drop_rate=0")
     if isinstance(model, NaFlexVit):
         handles = [model.embeds.register_forward_hook(PlacePatches(placement, prefix), with_kwargs=True)]
     else:
         if not hasattr(model.patch_embed, "dynamic_feat_size"):
             raise SwapError(f"patch embedding {type(model.patch_embed).__name__} does not say what grid it makes")
         handles = [model.patch_embed.register_forward_hook(PlaceGrid(placement, prefix))]
-    drop = model.patch_drop
-    if isinstance(drop, nn.Identity) or drop is None:
-        return handles
-    if isinstance(model, VisionTransformer):
-        raise SwapError("patch dropout of VisionTransformer does not say which patches stay; use patch_drop_rate=0")
-    return [*handles, drop.register_forward_hook(FollowDropout(placement, prefix))]
+    if drops:
+        handles.append(drop.register_forward_hook(FollowDropout(placement, prefix)))
+    return handles
 
 
 def _take_out_positions(model: Any, placement: Placement) -> None:
