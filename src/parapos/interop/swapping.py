@@ -171,8 +171,12 @@ def visible(mask: Tensor, q: Tensor) -> Tensor:
         mask = mask[None]
     if mask.dtype != torch.bool:
         least = torch.finfo(mask.dtype).min / 2
-        if not torch.compiler.is_compiling() and bool(((mask != 0) & (mask > least)).any()):
-            raise SwapError("attention masks must hide or show keys, this one adds other numbers to scores")
+        only_hides, wrong = ((mask == 0) | (mask <= least)).all(), "attention masks must hide or show keys, this one"
+        wrong += " adds other numbers to scores"
+        if torch.compiler.is_compiling():  # a graph cannot raise our error
+            torch._assert_async(only_hides, wrong)
+        elif not only_hides:
+            raise SwapError(wrong)
         mask = mask > least
     if mask.shape[1] == 1 and (mask.shape[2] == 1 or mask.stride(2) == 0):  # the same for all queries
         return mask[:, 0, 0].expand(q.shape[0], -1)
