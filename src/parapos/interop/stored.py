@@ -7,6 +7,7 @@ model before memory is taken for it. A model with far more parameters than there
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +18,15 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from .shapes import mismatch
-from .swapping import SwapError
+from .swapping import SwapError, full_state
 
 ABOUT, WEIGHTS = "parapos.json", "model.safetensors"
 FORMAT = 1
 LARGEST_JSON = 1 << 20
-LARGEST_NUMBER = 1 << 22  # of layers, widths and sides; libraries make lists as long as some of them
+LARGEST_NUMBER = 1 << 16  # of widths, sides and labels; libraries make lists as long as some of them
+LARGEST_DEPTH, DEPTHS = 1 << 10, ("depth", "num_layers", "num_hidden_layers")
+LARGEST_TEXT = 1 << 22  # of words and their numbers, from which nothing but the shape of a weight is made
+TEXTS = ("vocab_size", "token_id", "token_index", "max_position_embeddings", "rope_theta")
 FORBIDDEN = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # fetch or read
 SIMPLE = (bool, int, float, str, tuple, type(None))
 FREE = {"training", "grad_checkpointing", "fused_attn", "gradient_checkpointing"}  # how a model runs, not what it is
@@ -79,6 +83,18 @@ def write(folder: str | Path, library: str, state: Mapping[str, Tensor], about: 
     return folder
 
 
+def entries(held: Any) -> Iterator[tuple[str, Any]]:
+    """Every value of JSON at any depth, with the name that it has; items of a list have the name of the list."""
+    waiting = [("", held)]
+    while waiting:
+        key, item = waiting.pop()
+        yield key, item
+        if isinstance(item, dict):
+            waiting += item.items()
+        elif isinstance(item, list):
+            waiting += ((key, one) for one in item)
+
+
 def read_json(path: Path) -> Any:
     """What a small file of JSON holds."""
     if not path.is_file():
@@ -89,12 +105,10 @@ def read_json(path: Path) -> Any:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise SwapError(f"{path}: not JSON: {error}") from None
-    waiting = [held]
-    while waiting:
-        item = waiting.pop()
-        waiting += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-        if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
-            raise SwapError(f"{path}: expected whole numbers up to {LARGEST_NUMBER}, got {str(item)[:40]}")
+    for key, item in entries(held):
+        most = LARGEST_DEPTH if key in DEPTHS else LARGEST_TEXT if key.endswith(TEXTS) else LARGEST_NUMBER
+        if isinstance(item, int) and abs(item) > most:
+            raise SwapError(f"{path}: {key}: expected whole numbers up to {most}, got {str(item)[:40]}")
     return held
 
 
@@ -139,7 +153,7 @@ def _at_most(parameters: int) -> Iterator[None]:
 
 
 def rebuild(about: Path, weights: Path, build: Callable[[], M]) -> M:
-    """A model with all the weights of a file, in their type and in evaluation mode: built without memory, compared,
+    """A model with all the weights of a file, in their types and in evaluation mode: built without memory, compared,
     built, filled. about: the file that says how to build it."""
     from safetensors import safe_open
 
@@ -158,15 +172,29 @@ def rebuild(about: Path, weights: Path, build: Callable[[], M]) -> M:
         raise
     except Exception as error:  # safetensors has errors of its own
         raise SwapError(f"{weights}: not safetensors: {error}") from None
-    model = build()
-    model.to(next(iter(state.values())).dtype).load_state_dict(state)
-    return model.eval()
+    return _fill(build(), state).eval()
+
+
+def _fill(model: M, state: Mapping[str, Tensor]) -> M:
+    """Every weight takes the type that it was saved in; buffers that are not saved take that of most weights."""
+    sizes: Counter[torch.dtype] = Counter()
+    for x in state.values():
+        if x.is_floating_point():
+            sizes[x.dtype] += x.numel()
+    if sizes:
+        model.to(sizes.most_common(1)[0][0])
+    with torch.no_grad():
+        for name, held in full_state(model, keep_vars=True).items():
+            if held.is_floating_point() and state[name].is_floating_point():
+                held.data = held.data.to(state[name].dtype)
+            held.copy_(state[name])
+    return model
 
 
 def _hollow(about: Path, build: Callable[[], nn.Module], parameters: int) -> dict[str, Tensor]:
     try:
         with torch.device("meta"), _at_most(parameters):
-            return build().state_dict()
+            return full_state(build())
     except SwapError:
         raise
     except Exception as error:  # whatever a library says to odd arguments

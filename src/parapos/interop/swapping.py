@@ -20,6 +20,7 @@ from ..positions import Positions, grid_positions
 KEEP = ("add", "replace")
 INIT = ("identity", "default")
 ATTRIBUTE = "parapos_placement"  # of the module that was swapped
+ASIDE = "parapos_set_aside"  # what names of weights begin with that a swap set aside
 
 
 class SwapError(ValueError):
@@ -207,6 +208,18 @@ def set_aside(model: nn.Module, path: str, placement: Placement, new: Any = None
     owner = model.get_submodule(owner_path)
     placement.removed.append((owner_path, name, getattr(owner, name)))
     setattr(owner, name, new)
+
+
+def full_state(model: nn.Module, keep_vars: bool = False) -> dict[str, Tensor]:
+    """The weights of a swapped model, and those that keep="replace" set aside, under names of their own."""
+    state = dict(model.state_dict(keep_vars=keep_vars))
+    for path, name, held in placement_of(model)[1].removed:
+        place = ".".join(part for part in (ASIDE, path, name) if part)
+        if isinstance(held, nn.Module):
+            state |= held.state_dict(prefix=f"{place}.", keep_vars=keep_vars)
+        elif isinstance(held, Tensor):
+            state[place] = held if keep_vars else held.detach()
+    return state
 
 
 def undo(model: nn.Module, placement: Placement) -> None:

@@ -27,6 +27,7 @@ from .swapping import (
     SwapError,
     attention,
     check_choice,
+    full_state,
     make_encodings,
     new_parameters,
     placement_of,
@@ -263,7 +264,7 @@ def save(model: nn.Module, folder: str | Path, model_args: Mapping[str, Any] | N
             f"timm.create_model({name!r}, **{args}) makes another model: {difference}; pass model_args with all that "
             "timm.create_model was given"
         )
-    return stored.write(folder, "timm", model.state_dict(), {"model": name, "args": args, **placement.settings})
+    return stored.write(folder, "timm", full_state(model), {"model": name, "args": args, **placement.settings})
 
 
 def load(folder: str | Path) -> nn.Module:

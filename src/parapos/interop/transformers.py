@@ -26,6 +26,7 @@ from .swapping import (
     SwapError,
     attention,
     check_choice,
+    full_state,
     make_encodings,
     new_parameters,
     placement_of,
@@ -48,6 +49,9 @@ TOWERS = (
     "vit",
     "vit_msn",
 )
+WHOLES = ("clip", "siglip", "siglip2")  # models around a tower that `save` and `load` know
+IMPLEMENTATIONS = (None, "eager", "sdpa", NAME)  # of attention; other names may be fetched as code
+FETCHING = ("auto_map", "backbone", "quantization_config", "use_pretrained_backbone")
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -239,6 +243,7 @@ def save(model: PreTrainedModel, folder: str | Path) -> Path:
     `load` brings it back. The loader of transformers alone would warn of unexpected weights and run without them.
     """
     tower, placement = placement_of(model)
+    _check_family(type(model), "save")
     settings = {key: value for key, value in placement.settings.items() if key != "implementation"}
     stored.plain(settings["options"], "options")
     about = {"format": stored.FORMAT, "library": "transformers", "model": type(model).__name__, **settings}
@@ -247,15 +252,29 @@ def save(model: PreTrainedModel, folder: str | Path) -> Path:
     config._attn_implementation = placement.settings["implementation"]  # plain loaders do not know ours
     setattr(model.config, NAME, about)
     try:
-        model.save_pretrained(folder, save_original_format=False)  # the names that modules have now
+        model.save_pretrained(
+            folder, state_dict=full_state(model), save_original_format=False
+        )  # the names that modules have now
     finally:
         delattr(model.config, NAME)
         config._attn_implementation = NAME
     return folder
 
 
-def _is_model(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, PreTrainedModel)
+def _check_family(family: Any, where: str) -> None:
+    """A SwapError for a class whose config could name other models, which it would fetch or build."""
+    is_model = isinstance(family, type) and issubclass(family, PreTrainedModel)
+    kind = getattr(getattr(family, "config_class", None), "model_type", None)
+    if not is_model or kind not in TOWERS + WHOLES:
+        name = getattr(family, "__name__", "none")
+        raise SwapError(f"{where}: expected a model of {', '.join(TOWERS + WHOLES)}, got {name}")
+
+
+def _check_config(values: Mapping[str, Any], where: str) -> None:
+    for key, value in stored.entries(values):
+        legal = (None, False) if key in FETCHING else IMPLEMENTATIONS if "implementation" in key else (value,)
+        if value not in legal:
+            raise SwapError(f"{where}: {key} = {str(value)[:40]!r} is not allowed, it could fetch or run other things")
 
 
 def load(folder: str | Path) -> PreTrainedModel:
@@ -264,8 +283,10 @@ def load(folder: str | Path) -> PreTrainedModel:
     values = stored.read_json(path)
     about = stored.check_about(values.pop(NAME, None) if isinstance(values, dict) else None, "transformers", str(path))
     family: Any = getattr(transformers, stored.value(about, "model", str), None)
-    if not _is_model(family) or "auto_map" in values:
+    if family is None:
         raise SwapError(f"{path}: transformers {transformers.__version__} has no model {about['model']!r}")
+    _check_family(family, str(path))
+    _check_config(values, str(path))
     settings = stored.settings(about)
 
     def build() -> PreTrainedModel:
