@@ -181,6 +181,8 @@ def test_the_network_of_dvsgesture(tmp_path):
         ({"model": {"_num_heads": 7}}, "7 heads do not divide"),
         ({"model": {"size": "nano"}}, "heads do not divide|config.json says"),
         ({"model": {"_hidden_size": 1 << 16, "_num_heads": 12}}, "model._hidden_size: config.json says 65536"),
+        ({"model": {"drop_path": 60000}}, "model.drop_path: expected a number from 0 to less than 1, got 60000"),
+        ({"model": {"drop_path": 1.0}}, "model.drop_path: expected a number from 0 to less than 1, got 1.0"),
         ({"pape": {"parabolas": 7}}, "pape.parabolas: config.json says 7, the weights are those of 6"),
         ({"pape": {"parabolas": float("nan")}}, "pape.parabolas: expected a whole number"),
         ({"positional": "rope_mixed"}, "positional: config.json says rope_mixed, the weights are those of pape"),
@@ -232,7 +234,7 @@ def test_an_imported_run_is_a_run(dataset, tmp_path, capsys):
     folder = publish(tmp_path / "published", config, state)
     run = imported(folder, tmp_path / "run")
     told = capsys.readouterr()
-    assert "config.json: colour: unknown key" in told.err
+    assert "config.json: 'colour': unknown key" in told.err
     assert f"pape on {dataset}" in told.out
     wanted = fit.load_run(run)
     net, about = checkpoint.load_weights(run / "weights.safetensors")
@@ -279,6 +281,21 @@ def test_errors_of_the_command(tmp_path, capsys):
     publish(folder, config_of("ucf101", "pape", video={"frame_step": 4}), weights("pape", "video"))
     assert cli.main(["import", str(folder), "--out", str(tmp_path / "run")]) == 2
     assert "video.frame_step" in capsys.readouterr().err
+
+
+def test_what_a_config_says_cannot_drive_the_terminal(tmp_path, capsys):
+    config = config_of("imagenet", "pape", **{"\x1b]0;title\x07" + "x" * 500: 1})
+    imported(publish(tmp_path / "a", config, weights("pape")), tmp_path / "run")
+    message = capsys.readouterr().err
+    assert r"config.json: '\x1b]0;title\x07xxx" in message
+    assert "\x1b" not in message
+    assert len(message.splitlines()[0]) < 160
+
+
+def test_values_that_a_model_refuses_are_errors_of_the_folder(tmp_path):
+    folder = publish(tmp_path, config_of("imagenet", "pape"), weights("pape"))
+    with pytest.raises(CheckpointError, match=f"{tmp_path.name}: .*rate"):
+        official.load(folder, drop_path=7.0)
 
 
 def test_an_imported_run_trains_predicts_and_is_judged(tmp_path, capsys):

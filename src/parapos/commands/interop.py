@@ -18,7 +18,7 @@ def _import(args: argparse.Namespace) -> None:
     except CheckpointError as error:
         raise UserError(f"parapos import: {describe(error)}") from None
     for name in config.unknown:
-        tell(f"config.json: {name}: unknown key, left out")
+        tell(f"config.json: {repr(name)[:80]}: unknown key, left out")
     if config["model.dropout"]:
         tell(f"config.json: model.dropout: {config['model.dropout']} in training, which models here do not have")
     wrote([args.out / name for name in ("recipe.toml", "weights.safetensors", importing.NOTES)])

@@ -175,7 +175,7 @@ def load_folder(folder: Path, **options: Any) -> tuple[nn.Module, Published, dic
             net = _load_state(hollow, *args, dict(given), fill=False)
         _compare(config, net, hollow)
         net = _load_state(published.fill(path), *args, dict(given))
-    except CheckpointError as error:
+    except ValueError as error:  # CheckpointError, or what a model says of an option
         raise CheckpointError(f"{folder}: {error}") from None
     return net, config, given
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ class CheckpointError(ValueError):
 
 CONFIG, WEIGHTS = "config.json", "model.pt"
 LARGEST_CONFIG = 1 << 20
+# The last records of an archive: of large files, where that one is, and the end.
+END64, LOCATOR, END = struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI"), struct.Struct("<4s4H2IH")
 MOST = 1 << 16  # of any size in a config; more is a mistake
 # dataset: the task that `official.load` knows, and our recipe
 DATASETS = {
@@ -71,6 +74,7 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "detection.max_det": (100, 1),
     "detection.min_conf": (0.001, 0),
 }
+RATES = ("model.drop_path", "model.dropout")  # less than 1
 LARGE = ("events.max_detection_events", "events.time_scale", "rope.base", "absolute.base")  # may pass MOST
 TRAINING = (
     "optimizer", "train", "batch_size", "epochs", "fold", "compile", "seed", "num_workers", "precision", "devices",
@@ -193,10 +197,10 @@ def _number(flat: Mapping[str, Any], key: str) -> float:
     value = flat.get(key, default)
     whole = isinstance(default, int)
     kinds = (int,) if whole else (int, float)
-    most = math.inf if key in LARGE else MOST
-    if type(value) not in kinds or not least <= value <= min(most, 1e12):  # NaN is not between them
+    most = math.nextafter(1, 0) if key in RATES else 1e12 if key in LARGE else MOST
+    if type(value) not in kinds or not least <= value <= most:  # NaN is not between them
         kind = "a whole number" if whole else "a number"
-        reason = f"{kind} from {least:g} to {min(most, 1e12):g}"
+        reason = f"{kind} from {least:g} to {'less than 1' if key in RATES else f'{most:g}'}"
         raise CheckpointError(f"{key}: expected {reason}, got {repr(value)[:80]}")
     return value
 
@@ -204,31 +208,23 @@ def _number(flat: Mapping[str, Any], key: str) -> float:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors of a checkpoint without memory: their names, shapes and types. `fill` reads them.
 
-    Refused are files that are no archive, archives that are compressed or hold more than the file does, and pickles
-    that ask for anything but tensors.
+    Refused are files that are no archive, archives that are compressed, hold more than the file does or have two
+    directories, pickles that ask for anything but tensors, and storages of another size than their record.
     """
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; a published folder has {CONFIG} and {WEIGHTS}")
     held = path.stat().st_size
+    records = _records(path, held)
     try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except Exception as error:  # whatever a reader of archives stumbles over
-        raise CheckpointError(f"{path}: not a checkpoint that torch.save wrote: {error}") from None
-    for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise CheckpointError(f"{path}: {entry.filename[:80]} is compressed, expected what torch.save writes")
-    if sum(entry.file_size for entry in entries) > held:
-        raise CheckpointError(f"{path}: claims to hold more bytes than the file has")
-    names = [entry.filename.casefold() for entry in entries]  # PyTorch's reader takes upper case for lower
-    if len(set(names)) < len(names):
-        raise CheckpointError(f"{path}: two of its entries have one name")
-    try:
-        pickles.check(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl"))
+        storages = pickles.check(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl"))
     except pickles.PickleError as error:
         raise CheckpointError(f"{path}: refused, expected a dictionary of tensors alone: {error}") from None
     except RuntimeError as error:  # of PyTorch's reader of archives
         raise CheckpointError(f"{path}: not a checkpoint that torch.save wrote: {str(error)[:200]}") from None
+    for key, size in storages.items():
+        if (got := records.get(f"data/{key}")) != size:
+            record = "no record" if got is None else f"a record of {got} bytes"
+            raise CheckpointError(f"{path}: storage {key[:80]!r} claims {str(size)[:40]} bytes, but has {record}")
     found = _load(path, "meta")
     for name, x in found.items():
         if x.layout != torch.strided or not x.is_contiguous():
@@ -238,6 +234,59 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if sum(x.numel() * x.element_size() for x in found.values()) > held:
         raise CheckpointError(f"{path}: its tensors claim more bytes than the file has")
     return found
+
+
+def _records(path: Path, held: int) -> dict[str, int]:
+    """The bytes of each record of an archive, by its name in the folder of the first, as PyTorch's reader takes it.
+
+    held: bytes of the file.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries, start = archive.infolist(), archive.start_dir
+        expected = _directory(path, held)
+    except Exception as error:  # whatever a reader of archives stumbles over
+        raise CheckpointError(f"{path}: not a checkpoint that torch.save wrote: {error}") from None
+    if expected != (len(entries), start):
+        raise CheckpointError(f"{path}: its directory is not where torch.save writes it")
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise CheckpointError(f"{path}: {entry.filename[:80]!r} is compressed, expected what torch.save writes")
+    if sum(entry.file_size for entry in entries) > held:
+        raise CheckpointError(f"{path}: claims to hold more bytes than the file has")
+    names = [entry.filename.casefold() for entry in entries]  # PyTorch's reader takes upper case for lower
+    if len(set(names)) < len(names):
+        raise CheckpointError(f"{path}: two of its entries have one name")
+    top = entries[0].filename.partition("/")[0] + "/" if entries else ""
+    return {entry.filename.removeprefix(top): entry.file_size for entry in entries if entry.filename.startswith(top)}
+
+
+def _directory(path: Path, held: int) -> tuple[int, int] | None:
+    """How many entries an archive has and where its directory starts, or None where two readers may differ on it.
+
+    zipfile looks for the directory right before the end records, PyTorch's reader at the offset that they tell. The
+    file must end with directory, end record and locator for large files (or neither) and end record, without a gap.
+    """
+    with path.open("rb") as file:
+        file.seek(max(held - END64.size - LOCATOR.size - END.size, 0))
+        tail = file.read()
+    end, locator, end64 = tail[-END.size :], tail[-END.size - LOCATOR.size : -END.size], tail[: END64.size]
+    mark, *disks, here, entries, size, start, comment = END.unpack(end)
+    if mark != b"PK\5\6" or any(disks) or here != entries or comment:
+        return None
+    at = held - END.size
+    if locator.startswith(b"PK\6\7"):
+        at -= LOCATOR.size + END64.size
+        if LOCATOR.unpack(locator) != (b"PK\6\7", 0, at, 1):
+            return None
+        mark, length, _, _, *disks, here, entries64, size64, start64 = END64.unpack(end64)
+        if mark != b"PK\6\6" or length != END64.size - 12 or any(disks) or here != entries64:
+            return None
+        short = (min(entries64, 0xFFFF), min(size64, 0xFFFFFFFF), min(start64, 0xFFFFFFFF))
+        if (entries, size, start) != short:
+            return None
+        entries, size, start = entries64, size64, start64
+    return (entries, start) if start + size == at else None
 
 
 def fill(path: Path) -> dict[str, Tensor]:
