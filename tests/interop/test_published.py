@@ -298,8 +298,8 @@ def test_values_that_a_model_refuses_are_errors_of_the_folder(tmp_path):
         official.load(folder, drop_path=7.0)
 
 
-def test_an_imported_run_trains_predicts_and_is_judged(tmp_path, capsys):
-    """On a generated copy of ImageNet: eval as it is, train from its weights, predict a file."""
+def test_an_imported_run_is_used_like_our_own(tmp_path, capsys):
+    """On a generated copy of ImageNet: eval and sweep as it is, predict a file, export it, train from its weights."""
     root = tmp_path / "imagenet"
     assert cli.main(["prepare", "imagenet", "--synthetic", "--root", str(root)]) == 0
     state = weights("pape")
@@ -315,6 +315,11 @@ def test_an_imported_run_trains_predicts_and_is_judged(tmp_path, capsys):
     image = next(root.rglob("*.JPEG"))
     assert cli.main(["predict", str(run), str(image), "--out", str(tmp_path / "found"), "--no-pictures"]) == 0
     assert "1 of 1 files predicted" in capsys.readouterr().out
+    assert cli.main(["sweep", str(run), "--sizes", "32,64", "--out", str(tmp_path / "sweep")]) == 0
+    assert any((tmp_path / "sweep").iterdir())
+    capsys.readouterr()
+    assert cli.main(["export", str(run), "--format", "pt2", "--size", "32", "--out", str(tmp_path / "net.pt2")]) == 0
+    assert "largest difference to PyTorch" in capsys.readouterr().out
     tuned = tmp_path / "tuned"
     assert cli.main(["train", str(run / "recipe.toml"), "--model.init", str(run), "--out", str(tuned)]) == 0
     net, _ = checkpoint.load_weights(tuned / "weights.safetensors")

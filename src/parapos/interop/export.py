@@ -317,7 +317,8 @@ def export_run(
     patch = int(getattr(net, "patch", 1)) * (2 if isinstance(net, DetectorViT) else 1)
     if any(side % patch for side in sides):
         raise ExportError(f"--size: expected multiples of {patch}, got {sides[0]}x{sides[1]}")
-    rows, cols = (max(2, side // patch) if side else 4 + axis for axis, side in enumerate(sides))
+    # A graph is for two patches a side at least, and is tried with one less than its example.
+    rows, cols = (max(3, side // patch) if side else 4 + axis for axis, side in enumerate(sides))
     cols += cols == rows  # an example whose sides are equal would leave open whether they must be
     return export_model(
         net, path, kind, rows=rows, cols=cols, max_det=max_det or 100, masked=masked, precision=precision
