@@ -14,7 +14,7 @@ from parapos import cli, create_model
 from parapos.analysis import explorer
 from parapos.analysis.explorer.export import describe, pack
 from parapos.analysis.maps import make_maps
-from parapos.analysis.scores import watch
+from parapos.analysis.scores import attention_layers, watch
 from parapos.encodings import ENCODINGS
 from parapos.experiments import demo
 from parapos.experiments.store import ReportError
@@ -149,6 +149,22 @@ def test_the_matrix_has_every_encoding_or_refuses_it():
         describe(create_model("vivit_nano_patch16", num_classes=3), "video")
 
 
+def dense_scores(model, images, scale):
+    """The scores of each layer of a model without score terms: (B, H, N, N)."""
+    scores = []
+    encodings = [module.encoding for module in attention_layers(model)]
+    hooks = [
+        encoding.register_forward_hook(lambda module, _, out: scores.append(out[0] @ out[1].mT * module.scale))
+        for encoding in encodings
+    ]
+    with torch.no_grad():
+        model(images, scale)
+    for hook in hooks:
+        hook.remove()
+    assert len(scores) == len(encodings)
+    return scores
+
+
 @browser
 @pytest.mark.parametrize("images", [2, pytest.param(20, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", ["pape", "rope"])
@@ -176,6 +192,12 @@ def test_the_shipped_models_run_as_in_pytorch(name, images, tmp_path):
                         known = layers[layer].parts(rows=slice(query, query + 1))
                         for place, part in ((0, "distance"), (1, "direction"), (3, "semantics"), (5, "attention")):
                             close(parts[place], getattr(known, part)[0, head, 0], f"{part}, image {number}, {size} px")
+            else:
+                scores = dense_scores(model, image[None].double(), scale)
+                for (layer, head, _), parts in zip(asked, answer["looks"], strict=True):
+                    row = scores[layer][0, head, query]
+                    close(parts[3], row, f"scores, image {number}, {size} px")
+                    close(parts[5], row.softmax(-1), f"attention, image {number}, {size} px")
     assert not page.errors
     page.close()
 
