@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -77,3 +79,29 @@ def test_fused_attention_never_holds_all_scores(term: str, dtype: torch.dtype, m
     assert taken < scores / 2, f"{taken / 2**20:.0f} MiB of {scores / 2**20:.0f} MiB"
     if term in ("none", "columns") and not (training and dtype == torch.bfloat16):
         assert taken < (6 if training else 4) * inputs, f"{taken / 2**20:.1f}, {inputs / 2**20:.1f} MiB"
+
+
+def test_tiles_hold_copies_of_few_heads_at_one_time() -> None:
+    """What skipping takes beside the output does not grow with the number of heads."""
+    generator, n, r = torch.Generator().manual_seed(0), 64 * 64, parapos.grid_positions(64, 64)[None]
+    taken = []
+    with torch.no_grad():
+        for heads in (2, 8):
+            q, k, v = torch.randn(3, 1, heads, n, 64, generator=generator).unbind()
+            term = Quadratic(-6 * torch.ones(1, heads, n), None, r)
+            assert "of tiles that may have weight" in str(parapos.explain(q, k, v, terms=[term]))
+            taken.append(peak(lambda q=q, k=k, v=v, term=term: parapos.attend(q, k, v, [term])) - v.numel() * 4)
+    assert taken[1] < 1.2 * taken[0], f"{taken[0] / 2**20:.1f} and {taken[1] / 2**20:.1f} MiB"
+
+
+def test_training_loads_no_compiler() -> None:
+    """PyTorch's way to differentiate an operator imports its compiler at the first step: 120 MB and seconds."""
+    lines = (
+        "import sys, torch, parapos",
+        "attention = parapos.Attention(32, heads=2, encoding='pape', pos_dim=2)",
+        "for side in (2, 40):",  # few scores, and many
+        "    x = torch.randn(1, side**2, 32, requires_grad=True)",
+        "    attention(x, parapos.grid_positions(side, side)).sum().backward()",
+        "sys.exit('torch._dynamo' in sys.modules)",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)

@@ -218,6 +218,18 @@ def test_one_query_of_many_keys_is_parted_too() -> None:
         assert len(fused._parts(q, k, 72, 4)) == 12
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("tokens", [200, 577, 1025, 2305, 9000])
+def test_parts_give_every_thread_as_many_heads(tokens: int, threads: int) -> None:
+    """PyTorch's backward pass gives each thread whole heads: three heads on two threads take as long as four."""
+    q = torch.empty(2, 12, tokens, 64, device="meta")
+    with patch.multiple(torch, get_num_threads=lambda: threads):
+        parts = fused._parts(q, q, 72, 8)
+    counts = [part[1].stop - part[1].start for part in parts]
+    assert sum(counts) == 12 * len({part[0].start for part in parts})
+    assert all(count % threads == 0 for count in counts)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_trace_computes_with_what_it_is_given(exact: bool) -> None:

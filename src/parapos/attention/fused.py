@@ -26,9 +26,8 @@ from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
 from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, pick, plain
 from .terms import Relative, Table
 
-PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head of one sample
-FEW_SCORES = 2**20  # a call or a sample of so few is not parted: an operation takes as long to begin
-MANY_QUERIES = 2048  # one head of so many keeps all threads busy
+PART_BYTES = 4 * 2**20  # widened tensors at one time, or one head of one sample for each thread
+FEW_SCORES = 2**20  # a sample of so few is not parted: an operation takes as long to begin
 ALL = slice(None), slice(None)
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -44,11 +43,10 @@ def separable(call: Call) -> Relative | None:
 
 def _parts(q: Tensor, k: Tensor, width: int, copies: int) -> list[tuple[slice, slice]]:
     """Samples and heads whose widened tensors fit in PART_BYTES, or as few as keep all threads busy."""
-    b, h, n, _ = q.shape
-    one = copies * max(n, k.shape[2]) * width * 4
-    least = 1 if n >= MANY_QUERIES else min(h, torch.get_num_threads())
-    count = 1 if h * max(n, k.shape[2]) ** 2 <= FEW_SCORES else max(1, min(round(h * one / PART_BYTES), h // least))
-    heads = -(-h // count)  # parts of equal size
+    b, h, n, threads = *q.shape[:2], max(q.shape[2], k.shape[2]), torch.get_num_threads()
+    one = copies * n * width * 4
+    # The backward pass gives each thread whole heads, so a part has as many for each.
+    heads = h if h * n**2 <= FEW_SCORES else min(h, threads * max(1, round(PART_BYTES / (one * threads))))
     samples = max(1, min(b, PART_BYTES // (one * h)))
     starts = product(range(0, b, samples), range(0, h, heads))
     return [(slice(i, min(i + samples, b)), slice(j, min(j + heads, h))) for i, j in starts]
@@ -253,6 +251,26 @@ def _gradients(ctx, dout, _=None):  # type: ignore[no-untyped-def]
 _forward_op.register_autograd(_gradients, setup_context=_save)
 
 
+class _Attention(torch.autograd.Function):
+    """The operator where nothing follows it: PyTorch's way to differentiate an operator loads a compiler, 120 MB."""
+
+    @staticmethod
+    def forward(ctx, mask, scale, scores, made, q, k, v, *learned):  # type: ignore[no-untyped-def]
+        out, stats = _forward(*(q, k, v, mask, scale, *scores, made))
+        ctx.fixed = mask, scale, scores._replace(coefficients=[], tables=[]), made
+        ctx.save_for_backward(out, stats, q, k, v, *learned)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):  # type: ignore[no-untyped-def]
+        (out, stats, q, k, v, *learned), (mask, scale, scores, made) = ctx.saved_tensors, ctx.fixed
+        count, wanted = len(scores.queries), list(ctx.needs_input_grad[7:])
+        scores = scores._replace(coefficients=learned[:count], tables=learned[count:])
+        run = _backward_op if torch.is_grad_enabled() else _backward  # the operator refuses a second derivative
+        dq, dk, dv, *more = run(*(dout, out, stats, wanted, q, k, v, mask, scale, *scores, made))
+        return *[None] * 4, dq, dk, dv, *(x if want else None for x, want in zip(more, wanted, strict=True))
+
+
 class _Few(torch.autograd.Function):
     """Columns for a call of few scores, whose time is that of its operations; wide tensors are kept."""
 
@@ -280,7 +298,8 @@ class _Few(torch.autograd.Function):
         if torch.is_grad_enabled() or not _are_good(dc, dout, v, made[2], scale).all():
             q = q.detach().requires_grad_(torch.is_grad_enabled())  # so that a second derivative is refused
             stats = torch.cat([lse[..., None], mean], -1)
-            grads = _backward_op(dout, out, stats, [True], q, k, v, mask, *ctx.numbers)
+            run = _backward_op if torch.is_grad_enabled() else _backward
+            grads = run(dout, out, stats, [True], q, k, v, mask, *ctx.numbers)
         return *grads[:3], *[None] * 4, grads[3]
 
 
@@ -320,7 +339,10 @@ def attention(call: Call) -> Tensor:
     few = bool(made) and prod(q.shape[:2]) * max(q.shape[2], k.shape[2]) ** 2 <= FEW_SCORES and q.dtype == torch.float32
     if few and fits(s.coefficients[0], made[2], call.scale).all():
         return _Few.apply(q, k, v, call.mask, call.scale, made, s, s.coefficients[0])
-    return (_forward_op if call.needs_grad else _forward)(*args)[0]
+    if not call.needs_grad:
+        return _forward(*args)[0]
+    trained: Tensor = _Attention.apply(call.mask, call.scale, s, made, q, k, v, *s.coefficients, *s.tables)
+    return trained
 
 
 def _refuse(call: Call) -> str | None:

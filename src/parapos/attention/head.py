@@ -191,6 +191,7 @@ class Head:
         room: memory to gather in, of any size, because fresh memory takes as long as the rest.
         """
         if room.numel() < lists.numel() * kv[0].numel():
+            room.untyped_storage().resize_(0)  # else old and new are there at one time
             room.resize_(lists.numel() * kv[0].numel())
         x = room[: lists.numel() * kv[0].numel()].view(lists.numel(), -1)
         x = torch.index_select(kv.flatten(1), 0, lists.flatten(), out=x).view(len(rows), 1, -1, kv.shape[-1])
@@ -222,7 +223,8 @@ def needed(heads: Sequence[Head], rows: Tensor, tolerance: float, weighted: bool
     tiled = (rows < first.rows.compact).nonzero()[:, 0]
     if not compact or not len(tiled):
         return out
-    keys = sparse.Keys.of(first.key_tiles, torch.stack([x.k[:compact] for x in heads]), first.visible[:compact])
+    k = torch.stack([x.k[:compact] for x in heads]) if len(heads) > 1 else first.k[None, :compact]
+    keys = sparse.Keys.of(first.key_tiles, k, first.visible[:compact])
     coarse = keys.merged(sparse.COARSE) if compact % sparse.COARSE == 0 and compact > 4 * sparse.COARSE else None
     # Tiles that are neighbours need about the same. Without coarse tiles there is no such reason for small blocks.
     most = BLOCK // (len(heads) * first.index.shape[1] * compact)

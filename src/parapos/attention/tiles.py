@@ -34,6 +34,7 @@ from .tiling import TILE, tilings
 # The share of tiles is estimated from one head of so many, at most so many heads, and tiles of queries of each.
 SAMPLED = (4, 3, 4)
 PROBES = 16  # queries that tell whether a form looks everywhere
+COPY_BYTES = 2**20  # keys in the order of tiles, of heads that are bounded at one time
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -112,12 +113,16 @@ def _scatter(into: Tensor, index: Tensor, tiles: Tensor) -> None:
 
 
 def together(call: Call) -> list[range]:
-    """Heads that are bounded at one time: they have to see the same keys, and their bounds have to fit in BLOCK."""
+    """Heads that are bounded at one time.
+
+    They have to see the same keys, their bounds have to fit in BLOCK and their keys, which are copied, in COPY_BYTES.
+    """
+    copies = COPY_BYTES // (call.k.shape[2] * call.k.shape[3] * wide_type(call.q).itemsize)
     heads, count = call.q.shape[1], -(-call.k.shape[2] // TILE)
     many = count > 4 * sparse.COARSE  # few tiles of queries at a time, and of keys those of coarse tiles
     pairs = sparse.COARSE * TILE * count // 2 if many else call.q.shape[2] * count
     alike = call.mask is None or call.mask.shape[1] == 1
-    count = max(1, min(heads, BLOCK // max(pairs, 1))) if alike else 1
+    count = max(1, min(heads, copies, BLOCK // max(pairs, 1))) if alike else 1
     return [range(h, min(h + count, heads)) for h in range(0, heads, count)]
 
 
@@ -135,6 +140,7 @@ class _Attention(torch.autograd.Function):
                 y, lse = forward(head, needed, room)
                 _scatter(out[b, h], head.rows.index, y)
                 visits.append((needed, lse))
+                del head, y
         ctx.call, ctx.terms, ctx.visits = call, terms, visits
         ctx.save_for_backward(out, *coefficients)
         return out
@@ -163,6 +169,7 @@ class _Attention(torch.autograd.Function):
                         row[head.rows.index[real]] += c[real].to(row.dtype)
                     else:
                         row += c[real].sum(0).to(row.dtype)
+                del head, gq, gk, gv, gc, tiles, c
         return None, None, None, dq, dk, dv, *learned
 
 
