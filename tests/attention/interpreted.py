@@ -108,27 +108,31 @@ class TermCase:
             r[:, :: max(3, r.shape[1] // 3)] = torch.nan
         return r.double() / 3 + 1e9 if self.special == "far" else r
 
-    def terms(self, leaves: dict[str, Tensor]) -> list[Term]:
+    def terms(self, leaves: dict[str, Tensor], order: Tensor | None = None) -> list[Term]:
         known = False if self.special in ("shared", "far") else None
         r = Positions(self.r, known)
-        keys = None if self.key_r is None else Positions(self.key_r, known)
+        key_r = self.key_r if order is None else (self.r if self.key_r is None else self.key_r)[:, order]
+        keys = None if key_r is None else Positions(key_r, known)
         found: list[Term] = []
         if "M" in leaves or "g" in leaves:
             found.append(Quadratic(leaves.get("M"), leaves.get("g"), r, keys))
         if "slopes" in leaves:
             found.append(Distance(leaves["slopes"], r, keys=keys))
         if "bias" in leaves:
-            found.append(Table(leaves["bias"], weight=1.5))
+            found.append(Table(leaves["bias"] if order is None else leaves["bias"][..., order], weight=1.5))
         return found
 
-    def run(self, kernel: str, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Output and gradients, in float64 for comparison."""
+    def run(self, kernel: str, dtype: torch.dtype, order: Tensor | None = None) -> dict[str, Tensor]:
+        """Output and gradients, in float64 for comparison. order: of the keys, which changes rounding alone."""
         wide = torch.promote_types(dtype, torch.float32)
         leaves = {
             name: x.detach().clone().to(dtype if name in "qkv" else wide).requires_grad_(name != "bias")
             for name, x in self.tensors.items()
         }
-        out = parapos.attend(leaves["q"], leaves["k"], leaves["v"], self.terms(leaves), self.mask, kernel=kernel)
+        every = slice(None) if order is None else order
+        k, v = (leaves[name][:, :, every] for name in "kv")
+        mask = None if self.mask is None else self.mask[..., every]
+        out = parapos.attend(leaves["q"], k, v, self.terms(leaves, order), mask, kernel=kernel)
         assert isinstance(out, Tensor)
         assert out.dtype == dtype
         weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(self.dtype).to(dtype)
@@ -147,10 +151,22 @@ def numbers(case: TermCase) -> dict[str, Tensor]:
     return case.run("triton", case.dtype)
 
 
+def orders(case: TermCase) -> list[Tensor | None]:
+    """Orders of the keys in which the reference runs: the error of one order is luck, which differs by machine."""
+    if case.special == "padding" and case.keys is None:  # padded tokens are padded queries too only in one order
+        return [None]
+    g = torch.Generator().manual_seed(2)
+    return [None, *(torch.randperm(case.tensors["k"].shape[2], generator=g) for _ in range(3))]
+
+
 def within_budget(case: TermCase, repeats: bool = False) -> None:
     """repeats: and equal to the last bit when repeated."""
     ours = numbers(case)
-    theirs, truth = (case.run("reference", dtype) for dtype in (case.dtype, torch.float64))
+    truth = case.run("reference", torch.float64)
+    runs = [case.run("reference", case.dtype, order) for order in orders(case)]
+    theirs = {
+        name: max((run[name] for run in runs), key=lambda x, name=name: (x - truth[name]).abs().max()) for name in truth
+    }
     assert_within_budget(
         ours, theirs, truth, case.dtype, case.sizes[0], max(1.0, case.reach) if case.keys == 1 else 1.0
     )
