@@ -136,8 +136,9 @@ def _bench_table(table: Any, args: argparse.Namespace) -> None:
 def _demo(args: argparse.Namespace) -> None:
     from .. import analysis
     from ..experiments import demo
+    from ..training import checkpoint
 
-    demo.check(args.out, args.encodings)
+    checkpoint.check_writable(args.out)
     is_compared = args.data is None and not args.quick
 
     def show(part: demo.Demo, out: Path, *, with_maps: bool = True) -> None:

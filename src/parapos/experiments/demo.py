@@ -17,11 +17,9 @@ from pathlib import Path
 from ..data.layout import lay_out, readable
 from ..encodings.looks import label
 from ..training import recipe
-from ..training.checkpoint import check_writable
 from . import demo_report, render, store, tables
 from .demo_report import Committed
 from .grid import Grid, Place, Repeat, Results, Run, collect
-from .store import ReportError
 from .tables_spec import Column, Row, Table
 
 ENCODINGS = ("pape", "lookhere", "rope", "sincos")
@@ -116,14 +114,6 @@ def train(
     text = f"{render.markdown(grid, results)}\n\n{SMOKE + '. ' if quick else ''}{reading}"
     files[0].write_text(f"{text}\n", encoding="utf-8")
     return Demo(grid, results, text, tuple(files))
-
-
-def check(out: Path, encodings: Sequence[str]) -> None:
-    """Errors that should come before any work."""
-    for place, name in enumerate(encodings):
-        if name in encodings[:place]:
-            raise ReportError(f"encodings: expected each once, got {name} twice")
-    check_writable(out)
 
 
 def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool) -> Grid:
