@@ -87,7 +87,7 @@ def contract(coefficients: Tensor, basis: Tensor) -> Tensor:
     b, h, n, f = coefficients.shape
     few = False  # rows of each of n matrix products, which have a start-up cost; a compiler would guard the numbers
     if not torch.compiler.is_compiling():
-        few = (h if len(basis) > 1 else b * h) <= 4 and f <= basis.shape[-1] <= 16
+        few = (h if len(basis) > 1 else b * h) <= 4 and max(f, basis.shape[-1]) <= 16
     if few or (n == 1 and basis.shape[1] != 1):
         total = coefficients[..., :1] * basis[:, None, :, 0]
         for i in range(1, f):

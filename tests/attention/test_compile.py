@@ -110,7 +110,7 @@ def test_custom_operators_are_sound(size: int, monkeypatch: pytest.MonkeyPatch) 
         for given in (None, mask):
             call = Call(q, k, v, tuple(terms), given, 0.5)
             term = fused.separable(call)
-            made = [] if term is None else list(fused.columns(term, q, v))
+            made = [] if term is None else list(fused.columns(term))
             assert len(made) == (3 if terms == [quadratic] else 0)
             s = score_blocks.Scores.of(terms, 0.5, torch.float32, keep=False)
             s = s._replace(coefficients=[c.detach().requires_grad_() for c in s.coefficients])

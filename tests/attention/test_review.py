@@ -37,7 +37,7 @@ def test_the_backward_operator_is_sound() -> None:
     """Strides and types of its results are those that it promises."""
     q, k, v = (x.detach() for x in inputs())
     term = Quadratic(form().detach(), None, Positions.of(parapos.grid_positions(4, 6)))
-    made = list(fused.columns(term, q, v))
+    made = list(fused.columns(term))
     scores = Scores.of([term, Table(torch.randn(1, 3, 24, 24).mT.bfloat16())], 0.3, torch.float32, keep=False)
     for columns in ([], made):
         some = scores if not columns else Scores.of([term], 0.3, torch.float32, keep=False)

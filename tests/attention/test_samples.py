@@ -103,7 +103,7 @@ def test_coefficients_that_all_samples_share() -> None:
             call = Call(q, k, v, (Quadratic(-1e-3 * torch.eye(3).expand(3, 2, 40, 3, 3), None, r),), None, 0.3)
             term = fused.separable(call)
             assert term is not None
-            made = list(fused.columns(term, q, v))
+            made = list(fused.columns(term))
             s = fused.Scores.of([term], 0.3, dtype, keep=False)
             s = s._replace(coefficients=[s.coefficients[0][:1]])
             args = (q, k, v, None, 0.3, *s)
@@ -119,15 +119,15 @@ def test_coefficients_that_all_samples_share() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_few_scores_are_what_many_are(masked: bool) -> None:
-    """A call of few scores keeps its widened tensors; one of many makes them anew, part by part."""
+    """All at once, and part by part."""
     tensors, r = windows({})
     mask = torch.rand(5, 40, generator=torch.Generator().manual_seed(2)) < 0.8 if masked else None
-    with patch.object(fused, "_forward_op", side_effect=AssertionError("not of few scores")):
-        few = run(tensors, r, "fused", mask)
-    with patch.multiple(fused, FEW_SCORES=0, PART_BYTES=1):
-        many = run(tensors, r, "fused", mask)
-    for name, x in few.items():
-        torch.testing.assert_close(x, many[name], rtol=1e-4, atol=1e-5)
+    few = run(tensors, r, "fused", mask)
+    for short in (fused.SHORT, 0):
+        with patch.multiple(fused, FEW_SCORES=0, PART_BYTES=1, SHORT=short):
+            many = run(tensors, r, "fused", mask)
+        for name, x in few.items():
+            torch.testing.assert_close(x, many[name], rtol=1e-4, atol=1e-5)
 
 
 def test_few_scores_of_one_hot_weights() -> None:
@@ -143,13 +143,6 @@ def test_few_scores_of_one_hot_weights() -> None:
         want = run(tensors, r, "fused", None)
     for name in LEARNED:
         torch.testing.assert_close(found[name], want[name], rtol=1e-6, atol=1e-6 * want[name].abs().max())
-
-
-def test_few_scores_of_many_keys_are_parted() -> None:
-    q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 900, 8)
-    r, keys = (Positions.of(torch.rand(1, n, 2)) for n in (1, 900))
-    with patch.object(fused._Few, "apply", side_effect=AssertionError("widened all keys")):
-        attend(q, k, k, [Quadratic(-torch.eye(2).expand(1, 2, 1, 2, 2), None, r, keys)], kernel="fused")
 
 
 def test_second_derivatives_of_few_scores_are_refused() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, replace
 from typing import ClassVar
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 import parapos
-from parapos.attention import Distance, Polynomial, Quadratic, Relative, Table, Term, attend
+from parapos.attention import Distance, Polynomial, Quadratic, Relative, Table, Term, attend, fused
 from parapos.attention import scores as score_blocks
 from parapos.attention import terms as definitions
 from parapos.relative import Exponents, contract
@@ -132,8 +133,9 @@ def test_distance_is_blind_to_nothing_but_missing_positions() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("p", "full_form", "multiple"), [(1, 2, 2), (2, 5, 3), (3, 9, 4), (4, 14, 5)])
 @pytest.mark.parametrize("unplaced", [False, True])
+@pytest.mark.parametrize("short", [False, True])
 def test_explain_counts_the_columns_that_run(
-    p: int, full_form: int, multiple: int, unplaced: bool, dtype: torch.dtype
+    p: int, full_form: int, multiple: int, unplaced: bool, dtype: torch.dtype, short: bool
 ) -> None:
     """Minimal features, one for the constant of a query and a column of ones, in float32 whatever the queries are."""
     r = torch.rand(1, 40, p)
@@ -145,9 +147,10 @@ def test_explain_counts_the_columns_that_run(
         (Quadratic(-torch.rand(1, 2, 40), None, parapos.Positions.of(r)), multiple),
     ):
         count += 1
-        width = -(-(24 + count + 1) // 8) * 8
-        with fed() as calls:
+        width = 24 + count + 1 if short else -(-(24 + count + 1) // 8) * 8
+        with fed() as calls, patch.object(fused, "SHORT", fused.SHORT if short else 0):
             parapos.attend(q, k, k, [term], kernel="fused")
+            method = parapos.explain(q, k, k, [term]).method
         ((query, key),) = calls
         assert query.shape[-1] == key.shape[-1] == width
         assert query.dtype == key.dtype == torch.float32
@@ -156,8 +159,8 @@ def test_explain_counts_the_columns_that_run(
         assert torch.equal(used[0], places < count), (query[..., 24:].abs().amax((0, 1, 2)), count)
         assert torch.equal(used[1], places <= count)
         assert (key[..., 24 + count] == 1).all(), "no query looks at it; its gradient is the sum of a row"
-        assert f"as {count} extra query/key columns" in parapos.explain(q, k, k, [term]).method
-        assert f"of width {width}" in parapos.explain(q, k, k, [term]).method
+        how = "batched products" if short else f"PyTorch fused attention of width {width}"
+        assert f"as {count} extra query/key columns in {how}" in method
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float16, 1e-4), (torch.bfloat16, 2e-3)])

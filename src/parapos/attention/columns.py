@@ -10,6 +10,7 @@ B batch, H heads, n queries, N keys, p position dims, f functions, e columns.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ class Columns(NamedTuple):
     """What columns take from the positions alone, in float32. Samples may share them (1 for B)."""
 
     T: Tensor  # (B or 1, n, f, e): coefficients to query columns
-    phi: Tensor  # (B or 1, N, e): key columns; after the features a 1, which T does not use, then zeros
+    phi: Tensor  # (B or 1, N, e): key columns; the last is a 1, which T does not use
     bound: Tensor  # (B or 1, n, f): the largest sum of products that a unit of a coefficient may bring
 
 
@@ -42,17 +43,13 @@ def features_of(exponents: Exponents) -> Exponents:
     return key_features(exponents, with_constant=True)
 
 
-def columns(term: Relative, q: Tensor, v: Tensor) -> Columns:
-    """The columns of a term of degree two for such heads, made once for its positions."""
-    features = features_of(term.exponents)
-    # PyTorch's fused path wants one width for queries, keys and values, and a multiple of 8.
-    more = -(-(max(q.shape[-1], v.shape[-1]) + len(features) + 1) // 8) * 8 - q.shape[-1]
-    key = ("columns", term.exponents, features, more, term.keys)
-    return term.r.once(key, lambda: make_columns(term, features, more))
+def columns(term: Relative) -> Columns:
+    """The columns of a term of degree two, made once for its positions."""
+    return term.r.once(("columns", term.exponents, term.keys), partial(make_columns, term, features_of(term.exponents)))
 
 
-def make_columns(term: Relative, features: Exponents, more: int) -> Columns:
-    """Columns of these features of a key, one of ones that no query looks at, and zeros: `more` in all."""
+def make_columns(term: Relative, features: Exponents) -> Columns:
+    """Columns of these features of a key, and one of ones that no query looks at."""
     at, to = term.r.r.detach().double(), term.key_positions.r.detach().double()
     both = to if term.keys is None else torch.cat([r.expand(max(len(at), len(to)), -1, -1) for r in (at, to)], dim=1)
     middle, _ = centre(both)
@@ -64,8 +61,7 @@ def make_columns(term: Relative, features: Exponents, more: int) -> Columns:
     T = torch.where(here[..., None], torch.stack(rows, dim=-2), 0.0)
     bound = (T.abs() * phi.abs().amax(1)[:, None, None]).sum(-1)
     phi = torch.cat([phi, torch.ones_like(phi[..., :1])], dim=-1)  # its gradient is the sum of a row of ds
-    T, phi = (F.pad(x, (0, more - x.shape[-1])).float() for x in (T, phi))
-    return Columns(T, phi, bound.float())
+    return Columns(F.pad(T, (0, 1)).float(), phi.float(), bound.float())
 
 
 def fits(coefficients: Tensor, bound: Tensor, scale: float) -> Tensor:

@@ -1,7 +1,8 @@
 """The fused kernel: PyTorch's attention, with score terms as extra query and key columns or as a bias formed from D.
 
 Heads that are a few columns wider add a term of degree two for the price of their width (columns.py): 6 for p = 2, 10
-for p = 3. Where columns would lose too many digits, and for all other terms, scores are formed from D (scores.py).
+for p = 3. Few tokens are attended to by batched products, which take less time than PyTorch's fused attention then.
+Where columns would lose too many digits, and for all other terms, scores are formed from D (scores.py).
 Attention is one operator with a backward pass of its own; exported programs hold standard operators instead.
 B batch, H heads, n queries, N keys, h query/key size, w value size, f functions, e columns.
 """
@@ -26,9 +27,9 @@ from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
 from .scores import Scores, backward_from_d, cut, empty_heads, forward_from_d, pick, plain
 from .terms import Relative, Table
 
-PART_BYTES = 4 * 2**20  # widened tensors at one time, or one head of one sample for each thread
+PART_BYTES = 4 * 2**20  # what is made of heads at one time, or one head of one sample for each thread
 FEW_SCORES = 2**20  # a sample of so few is not parted: an operation takes as long to begin
-ALL = slice(None), slice(None)
+SHORT = 2**19  # scores of a head of which batched products are the faster way; four times as many of a narrow head
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -41,10 +42,23 @@ def separable(call: Call) -> Relative | None:
     return term if term.scaled and all(e[0] == -2 or 0 <= sum(e) <= 2 for e in term.exponents) else None
 
 
+def is_short(q: Tensor, k: Tensor) -> bool:
+    """Whether batched products attend to so few tokens, whose scores are then all there for some heads."""
+    return q.shape[2] * k.shape[2] <= SHORT * (4 if q.shape[-1] <= 32 else 1)
+
+
+def _width(q: Tensor, v: Tensor, columns: int) -> int:
+    """The width of heads with columns in PyTorch's fused attention, which wants one for all, and a multiple of 8."""
+    return -(-(max(q.shape[-1], v.shape[-1]) + columns) // 8) * 8
+
+
 def _parts(q: Tensor, k: Tensor, width: int, copies: int) -> list[tuple[slice, slice]]:
-    """Samples and heads whose widened tensors fit in PART_BYTES, or as few as keep all threads busy."""
+    """Samples and heads whose tensors fit in PART_BYTES, or as few as keep all threads busy.
+
+    copies: widened tensors of a head; where scores are there, once for every four of them.
+    """
     b, h, n, threads = *q.shape[:2], max(q.shape[2], k.shape[2]), torch.get_num_threads()
-    one = copies * n * width * 4
+    one = copies * n * width * 4 + (copies * q.shape[2] * k.shape[2] if is_short(q, k) else 0)
     # The backward pass gives each thread whole heads, so a part has as many for each.
     heads = h if h * n**2 <= FEW_SCORES else min(h, threads * max(1, round(PART_BYTES / (one * threads))))
     samples = max(1, min(b, PART_BYTES // (one * h)))
@@ -52,13 +66,15 @@ def _parts(q: Tensor, k: Tensor, width: int, copies: int) -> list[tuple[slice, s
     return [(slice(i, min(i + samples, b)), slice(j, min(j + heads, h))) for i, j in starts]
 
 
-def _widen(part: tuple[slice, slice], *pairs: tuple[Tensor, Tensor | None], width: int) -> list[Tensor]:
-    """A part of tensors (B, H, N, size) in float32, with columns (B or 1, H or 1, N, e), or with zeros up to width."""
+def _widen(part: tuple[slice, slice], *pairs: tuple[Tensor, Tensor | None], width: int = 0) -> list[Tensor]:
+    """A part of tensors (B, H, N, size) in float32, with columns (B or 1, H or 1, N, e) if any, and zeros to width."""
     wide = []
     for x, more in pairs:
         x = x[part].float()
-        more = x.new_zeros(()).expand(*x.shape[:3], width - x.shape[3]) if more is None else cut(more, *part)
-        wide.append(torch.cat([x, more.expand(*x.shape[:3], -1)], dim=-1))
+        row = [x] if more is None else [x, cut(more, *part).expand(*x.shape[:3], -1)]
+        size = sum(y.shape[-1] for y in row)
+        row += [x.new_zeros(()).expand(*x.shape[:3], width - size)] if width > size else []
+        wide.append(torch.cat(row, dim=-1) if len(row) > 1 else x)
     return wide
 
 
@@ -69,17 +85,47 @@ def _bias(mask: Tensor | None, dtype: torch.dtype, *part: slice) -> Tensor | Non
     return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~cut(mask, *part), -torch.inf)
 
 
+def _weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """All weights of some heads, (B H, n, N)."""
+    scores = q.new_empty(prod(q.shape[:2]), q.shape[2], k.shape[2])
+    scores = torch.baddbmm(scores, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale, out=scores)
+    if bias is not None:
+        scores.unflatten(0, q.shape[:2]).add_(bias)
+    return torch.softmax(scores, -1, out=scores)
+
+
+def _short_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """Attention by batched products."""
+    return torch.bmm(_weights(q, k, bias, scale), v.flatten(0, 1)).unflatten(0, q.shape[:2])
+
+
+def _short_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, size: int
+) -> list[Tensor]:
+    """Gradients of widened q, of the first `size` columns of k, and of v."""
+    heads, weights = q.shape[:2], _weights(q, k, bias, scale)
+    x, y, z, dy = (t.flatten(0, 1) for t in (q[..., :size] * scale, k, v, dout))
+    dv, ds = torch.bmm(weights.mT, dy), torch.bmm(dy, z.mT)
+    torch.ops.aten._softmax_backward_data.out(ds, weights, -1, ds.dtype, grad_input=ds)
+    return [t.unflatten(0, heads) for t in (torch.bmm(ds, y).mul_(scale), torch.bmm(ds.mT, x), dv)]
+
+
 def _columns_forward(
     out: Tensor, stats: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,
     c: Tensor, T: Tensor, phi: Tensor,
 ) -> None:  # fmt: skip
-    """Attention, written to out; the log-sum-exp of each query's scores and the mean position of its keys, to stats."""
-    psi, values, size = contract(c, T), _values(phi, q, v), v.shape[-1]
-    phi, width = phi[:, None], q.shape[-1] + phi.shape[-1]
+    """Attention, written to out. Long rows: log-sum-exp of scores and mean position of keys, written to stats."""
+    short, size, width, p = is_short(q, k), v.shape[-1], _width(q, v, phi.shape[-1]), stats.shape[-1] - 1
+    psi, phi = contract(c, T), phi[:, None]
     for part in _parts(q, k, width, 4):
-        wide = _widen(part, (q, psi), (k, phi), (v, values), width=width)
-        y, stats[part][..., 0] = FLASH(*wide, attn_mask=_bias(mask, torch.float32, *part), scale=scale)
-        out[part], stats[part][..., 1:] = y[..., :size], y[..., size : size + stats.shape[-1] - 1]
+        bias = _bias(mask, torch.float32, *part)
+        if short:
+            wide = _widen(part, (q, psi), (k, phi), (v, None))
+            out[part] = _short_forward(*wide, bias, scale)
+        else:
+            wide = _widen(part, (q, psi), (k, phi), (v, phi[..., :p]), width=width)  # means come for nothing
+            y, stats[part][..., 0] = FLASH(*wide, attn_mask=bias, scale=scale)
+            out[part], stats[part][..., 1:] = y[..., :size], y[..., size : size + p]
 
 
 def _columns_backward(
@@ -87,27 +133,26 @@ def _columns_backward(
     features: Exponents, c: Tensor, T: Tensor, phi: Tensor, bound: Tensor,
 ) -> tuple[list[Tensor], Tensor]:  # fmt: skip
     """Gradients of q, k, v and the coefficients, and of which samples (B,) those of the coefficients are good."""
-    psi, size = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1]
-    width = size + phi.shape[-1]
+    psi, size, width = contract(c, T).expand(*q.shape[:3], -1), q.shape[-1], _width(q, v, phi.shape[-1])
     dq, dk, dv = (empty_heads(x) for x in (q, k, v))
-    dpsi = torch.empty_like(psi)
+    dpsi, short = torch.empty_like(psi), is_short(q, k)
     pairs = ((q, psi), (k, phi[:, None]), (v, None), (dout, None), (out, None))
     for part in _parts(q, k, width, 8):
-        *wide, dy, y = _widen(part, *pairs, width=width)
         bias = _bias(mask, torch.float32, *part)
-        if q.dtype != torch.float32:  # the output was rounded, and gradients of coefficients would show it
-            y = FLASH(*wide, attn_mask=bias, scale=scale)[0]
-        grads = FLASH_BACKWARD(dy, *wide, y, stats[part][..., 0].contiguous(), 0.0, False, attn_mask=bias, scale=scale)
-        for x, y in zip((dq, dk, dv), grads, strict=True):
-            x[part] = y[..., : x.shape[-1]]
-        dpsi[part] = grads[0][..., size:]
-    dc = project(_balanced(dpsi, stats[..., 1:], features), T, c)
+        if short:
+            *wide, dy = _widen(part, *pairs[:4])
+            grads = _short_backward(dy, *wide, bias, scale, size)
+        else:
+            *wide, dy, y = _widen(part, *pairs, width=width)
+            if q.dtype != torch.float32:  # the output was rounded, and gradients of coefficients would show it
+                y = FLASH(*wide, attn_mask=bias, scale=scale)[0]
+            lse = stats[part][..., 0].contiguous()
+            grads = FLASH_BACKWARD(dy, *wide, y, lse, 0.0, False, attn_mask=bias, scale=scale)
+        for into, grad in zip((dq, dk, dv), grads, strict=True):
+            into[part] = grad[..., : into.shape[-1]]
+        dpsi[part] = grads[0][..., size : size + psi.shape[-1]]
+    dc = project(dpsi if short else _balanced(dpsi, stats[..., 1:], features), T, c)
     return [dq, dk, dv, dc], _are_good(dc, dout, v, bound, scale)
-
-
-def _values(phi: Tensor, q: Tensor, v: Tensor) -> Tensor:
-    """Key columns beside values, instead of zeros: their means under the weights come for nothing."""
-    return F.pad(phi, (0, q.shape[-1] - v.shape[-1]))[:, None]
 
 
 def _balanced(dpsi: Tensor, mean: Tensor, features: Exponents) -> Tensor:
@@ -165,9 +210,9 @@ def _fitting(q: Tensor, coefficients: Sequence[Tensor], made: Sequence[Tensor], 
 
 
 def _outputs(q: Tensor, v: Tensor, p: int, made: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Room for the output and, with columns, the log-sum-exp of each row and its mean position, (B, H, n, 1 + p)."""
+    """Room for the output and, with columns, what `_columns_forward` tells of each row, (B, H, n, 1 + p)."""
     size = (*q.shape[:3], 1 + p) if made else (0,)
-    return empty_heads(q, v.shape[-1]), q.new_empty(size, dtype=torch.float32)
+    return empty_heads(q, v.shape[-1]), q.new_zeros(size, dtype=torch.float32)
 
 
 def _backward(
@@ -271,45 +316,13 @@ class _Attention(torch.autograd.Function):
         return *[None] * 4, dq, dk, dv, *(x if want else None for x, want in zip(more, wanted, strict=True))
 
 
-class _Few(torch.autograd.Function):
-    """Columns for a call of few scores, whose time is that of its operations; wide tensors are kept."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, mask, scale, made, scores, c):  # type: ignore[no-untyped-def]
-        pairs = (q, contract(c, made[0])), (k, made[1][:, None]), (v, _values(made[1], q, v))
-        wide, bias = _widen(ALL, *pairs, width=q.shape[-1] + made[1].shape[-1]), _bias(mask, torch.float32)
-        y, lse = FLASH(*wide, attn_mask=bias, scale=scale)
-        ctx.save_for_backward(*wide, y, lse, mask, bias, c)
-        ctx.numbers, ctx.sizes = (scale, *scores, made), [x.shape[-1] for x in (q, k, v, v)]
-        ctx.features, ctx.positions = features_of(scores.exponents_of(0)), scores.queries[0].shape[-1]
-        return y[..., : v.shape[-1]]
-
-    @staticmethod
-    def backward(ctx, dout):  # type: ignore[no-untyped-def]
-        *wide, y, lse, mask, bias, c = ctx.saved_tensors
-        q, k, v, out = (x[..., :size] for x, size in zip((*wide, y), ctx.sizes, strict=True))
-        scale, made = ctx.numbers[0], ctx.numbers[-1]
-        (dy,) = _widen(ALL, (dout, None), width=y.shape[-1])
-        grads = FLASH_BACKWARD(dy, *wide, y, lse, 0.0, False, attn_mask=bias, scale=scale)
-        with no_autocast(q.device):
-            mean = y[..., v.shape[-1] :][..., : ctx.positions]
-            dc = project(_balanced(grads[0][..., q.shape[-1] :], mean, ctx.features), made[0], c)
-        grads = [*(x[..., :size] for x, size in zip(grads, ctx.sizes[:3], strict=True)), dc]
-        if torch.is_grad_enabled() or not _are_good(dc, dout, v, made[2], scale).all():
-            q = q.detach().requires_grad_(torch.is_grad_enabled())  # so that a second derivative is refused
-            stats = torch.cat([lse[..., None], mean], -1)
-            run = _backward_op if torch.is_grad_enabled() else _backward
-            grads = run(dout, out, stats, [True], q, k, v, mask, *ctx.numbers)
-        return *grads[:3], *[None] * 4, grads[3]
-
-
 def _exported(call: Call) -> Tensor:
     """The same in standard operators, in float32 at least: columns where there can be, whatever their numbers."""
     dtype = torch.promote_types(call.q.dtype, torch.float32)
     q, k, v = (cast(x, dtype) for x in (call.q, call.k, call.v))
     bias, term = _bias(call.mask, dtype), separable(call)
     if term is not None:
-        T, phi, _ = columns(term, q, v)
+        T, phi, _ = columns(term)
         q = torch.cat([q, contract(term.coefficients(dtype), T)], dim=-1)
         k = torch.cat([k, phi[:, None].expand(*k.shape[:3], -1)], dim=-1)
     for other in call.terms if term is None else ():
@@ -332,13 +345,10 @@ def attention(call: Call) -> Tensor:
         return out
     term = separable(call)
     s = Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
-    made = [] if term is None else list(columns(term, q, v))
+    made = [] if term is None else list(columns(term))
     args = (q, k, v, call.mask, call.scale, *s, made)
     if _is_watched(q):
         return _forward_op(*args)[0]
-    few = bool(made) and prod(q.shape[:2]) * max(q.shape[2], k.shape[2]) ** 2 <= FEW_SCORES and q.dtype == torch.float32
-    if few and fits(s.coefficients[0], made[2], call.scale).all():
-        return _Few.apply(q, k, v, call.mask, call.scale, made, s, s.coefficients[0])
     if not call.needs_grad:
         return _forward(*args)[0]
     trained: Tensor = _Attention.apply(call.mask, call.scale, s, made, q, k, v, *s.coefficients, *s.tables)
@@ -362,12 +372,13 @@ def _describe(call: Call) -> str:
         return from_d
     if not call.q.is_meta and (text := tiles.describe(call)) is not None:
         return text
-    made = columns(term, call.q, call.v)
+    made = columns(term)
     good = b if call.q.is_meta else int(_fitting(call.q, [term.coefficients(torch.float32)], made, call.scale).sum())
     if not good:
         return f"{from_d}; as columns these numbers would lose digits"
-    count, width = len(features_of(term.exponents)), call.q.shape[-1] + made.phi.shape[-1]
-    text = f"{call.names} as {count} extra query/key columns in PyTorch fused attention of width {width}"
+    how = f"PyTorch fused attention of width {_width(call.q, call.v, made.phi.shape[-1])}"
+    how = "batched products" if is_short(call.q, call.k) else how
+    text = f"{call.names} as {len(features_of(term.exponents))} extra query/key columns in {how}"
     text += "" if call.q.dtype == torch.float32 else ", in float32"
     if call.q.is_meta:
         return f"{text}, or formed from D in blocks of queries if the numbers would lose digits"

@@ -131,10 +131,10 @@ def _columns(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[s
         yield "released", query.to(dtype), key.to(dtype)
     term = head.term(factor, torch.float32)
     features = key_features(term.exponents, with_constant=False)
-    made = make_columns(term, features, len(features))
-    query = contract(term.coefficients(torch.float32), made.T)
-    yield "centred minimal", query.to(dtype), made.phi.to(dtype)
-    yield "parapos", query, made.phi
+    made = make_columns(term, features)
+    query, key = contract(term.coefficients(torch.float32), made.T[..., :-1]), made.phi[..., :-1]  # without the ones
+    yield "centred minimal", query.to(dtype), key.to(dtype)
+    yield "parapos", query, key
 
 
 def _logits(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, int, Tensor, Tensor]]:
