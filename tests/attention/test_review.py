@@ -16,6 +16,7 @@ from torch import Tensor
 import parapos
 from parapos import Polynomial, Positions, Quadratic, Table, attend
 from parapos.attention import Relative, fused
+from parapos.attention import scores as score_blocks
 from parapos.attention.scores import Scores
 
 
@@ -41,9 +42,9 @@ def test_the_backward_operator_is_sound() -> None:
     scores = Scores.of([term, Table(torch.randn(1, 3, 24, 24).mT.bfloat16())], 0.3, torch.float32, keep=False)
     for columns in ([], made):
         some = scores if not columns else Scores.of([term], 0.3, torch.float32, keep=False)
-        out, lse = fused._forward(q, k, v, None, 0.3, *some, columns)
+        out = fused._forward(q, k, v, None, 0.3, *some, columns)
         wanted = [True] * (len(some.coefficients) + len(some.tables))
-        args = (torch.randn_like(out), out, lse, wanted, q, k, v, None, 0.3, *some, columns)
+        args = (torch.randn_like(out), wanted, q, k, v, None, 0.3, *some, columns)
         torch.library.opcheck(fused._backward_op, args, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -146,7 +147,7 @@ def test_coefficients_that_samples_and_queries_share(masked: bool) -> None:
     q, k, v = inputs()
     s, P = torch.rand(3, 2, requires_grad=True), Positions.of(parapos.grid_positions(4, 6))
     mask = torch.rand(2, 24) > 0.3 if masked else None
-    with patch.multiple(fused, PART_BYTES=64, FEW_SCORES=0):
+    with patch.multiple(score_blocks, PRODUCT_BYTES=64, ROWS=1):
         found, want = (output(q, k, v, [Bowl(s, P)], mask, kernel=kernel) for kernel in ("fused", "reference"))
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
         grads = [torch.autograd.grad(out.square().sum(), s)[0] for out in (found, want)]
@@ -215,19 +216,20 @@ def test_one_query_of_many_keys_is_parted_too() -> None:
     """Few scores may belong to many keys, whose widened heads would take all the memory at once."""
     q, k = torch.empty(1, 12, 1, 64, device="meta"), torch.empty(1, 12, 80_000, 64, device="meta")
     with patch.object(torch, "get_num_threads", lambda: 1):
-        assert len(fused._parts(q, k, 72, 4)) == 12
+        assert len(fused._parts(q, k, 72)) == 12
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 @pytest.mark.parametrize("tokens", [200, 577, 1025, 2305, 9000])
 def test_parts_give_every_thread_as_many_heads(tokens: int, threads: int) -> None:
-    """PyTorch's backward pass gives each thread whole heads: three heads on two threads take as long as four."""
+    """Threads are given whole heads: three heads on two threads take as long as four."""
     q = torch.empty(2, 12, tokens, 64, device="meta")
     with patch.multiple(torch, get_num_threads=lambda: threads):
-        parts = fused._parts(q, q, 72, 8)
-    counts = [part[1].stop - part[1].start for part in parts]
-    assert sum(counts) == 12 * len({part[0].start for part in parts})
-    assert all(count % threads == 0 for count in counts)
+        for parts in (fused._parts(q, q, 72), [block[:3] for block in score_blocks.blocks_of_columns(q, q, None)]):
+            cells = [part for part in parts if len(part) == 2 or part[2].start == 0]
+            counts = [len(range(12)[part[1]]) for part in cells]
+            assert sum(counts) == 12 * len({part[0].start for part in cells})
+            assert all(count % threads == 0 for count in counts)
 
 
 @pytest.mark.filterwarnings("ignore")

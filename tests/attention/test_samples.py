@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from parapos import Positions, Quadratic, attend, explain
-from parapos.attention import fused
+from parapos.attention import fused, scores
 from parapos.attention.kernels import Call
 
 from .budget import fed
@@ -50,7 +50,7 @@ def test_a_steep_sample_leaves_the_others_alone(masked: str | None, shared: bool
     mask = None if masked is None else torch.rand(sizes[masked], generator=torch.Generator().manual_seed(2)) < 0.8
     with fed() as calls:
         found = run(tensors, r, "fused", mask)
-    assert sum(len(q) for q, _ in calls if q.shape[-1] > 16) == 3, "columns of all samples but two"
+    assert sum(len(q) for q, _ in calls if q.shape[-1] > 16) == 2 * b, "columns of all samples, forward and backward"
     want = run(tensors, r, "reference", mask, torch.float64)
     for name, x in found.items():
         for sample in range(b):
@@ -75,7 +75,7 @@ def test_gradients_are_judged_one_by_one() -> None:
     tensors["k"][1] *= 30
     tensors["M"][1] *= 1e-9
     tensors["g"][1] *= 1e-4
-    with patch.object(fused, "backward_from_d", wraps=fused.backward_from_d) as spy:
+    with patch.object(scores, "blocks_from_d", wraps=scores.blocks_from_d) as spy:
         found = run(tensors, r, "fused", None)
     assert [len(call.args[0]) for call in spy.call_args_list] == [1]
     with patch.object(fused, "separable", return_value=None):
@@ -109,8 +109,8 @@ def test_coefficients_that_all_samples_share() -> None:
             args = (q, k, v, None, 0.3, *s)
             if dtype == torch.float64:
                 args, made = (*(x.double() for x in (q, k, v)), *args[3:]), []
-            out, lse = fused._forward(*args, made)
-            grads[dtype] = fused._backward(torch.ones_like(out), out, lse, wanted, *args, made)
+            out = fused._forward(*args, made)
+            grads[dtype] = fused._backward(torch.ones_like(out), wanted, *args, made)
             assert made == [] or fused._fitting(q, s.coefficients, made, 0.3).tolist() == [True, False, True]
         for x, want in zip(grads[torch.float32], grads[torch.float64], strict=True):
             assert x.shape == want.shape
@@ -124,7 +124,7 @@ def test_few_scores_are_what_many_are(masked: bool) -> None:
     mask = torch.rand(5, 40, generator=torch.Generator().manual_seed(2)) < 0.8 if masked else None
     few = run(tensors, r, "fused", mask)
     for short in (fused.SHORT, 0):
-        with patch.multiple(fused, FEW_SCORES=0, PART_BYTES=1, SHORT=short):
+        with patch.multiple(fused, PART_BYTES=1, SHORT=short), patch.multiple(scores, PRODUCT_BYTES=1, ROWS=7):
             many = run(tensors, r, "fused", mask)
         for name, x in few.items():
             torch.testing.assert_close(x, many[name], rtol=1e-4, atol=1e-5)
@@ -136,7 +136,7 @@ def test_few_scores_of_one_hot_weights() -> None:
     for name, factor in {"q": 100, "k": 100, "M": 1e-9, "g": 1e-4}.items():
         tensors[name] *= factor
     r.r.mul_(1e3)
-    with patch.object(fused, "backward_from_d", wraps=fused.backward_from_d) as spy:
+    with patch.object(scores, "blocks_from_d", wraps=scores.blocks_from_d) as spy:
         found = run(tensors, r, "fused", None)
     assert spy.call_count == 1
     with patch.object(fused, "separable", return_value=None):

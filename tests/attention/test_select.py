@@ -103,7 +103,7 @@ def test_explain_is_what_runs() -> None:
     plan = parapos.explain(q, k, v, terms)
     assert plan.kernel == "fused"
     assert "reference: it comes later in the order of preference" in str(plan)
-    assert "Quadratic as 6 extra query/key columns in batched products" in str(plan)
+    assert "Quadratic as 6 extra query/key columns in batched products of width 22" in str(plan)
     assert "50 tokens" in plan.call
     assert "3 queries and 50 keys" in parapos.explain(q[:, :, :3], k, v).call
     plan = parapos.explain(q, k, v, terms, return_weights=True)
@@ -186,13 +186,14 @@ def test_any_number_of_tokens_in_any_parts(
 ) -> None:
     """A head of a sample at a time, a few, or all; blocks of one query, a few or all: the same output and gradients."""
     monkeypatch.setattr(fused, "PART_BYTES", size)
-    monkeypatch.setattr(fused, "FEW_SCORES", 0)
-    monkeypatch.setattr(score_blocks, "BLOCK_BYTES", size)
+    for name, value in {"BLOCK_BYTES": size, "PRODUCT_BYTES": size, "ROWS": 1}.items():
+        monkeypatch.setattr(score_blocks, name, value)
     g = torch.Generator().manual_seed(3)
     to = None if keys is None else torch.rand(2, keys, 2, generator=g) * 5
     case = make_case("pape", r=torch.rand(2, n, 2, generator=g) * 5, keys=to, batch=2, heads=3)
     mask = torch.rand(2, 3, n, n if keys is None else keys, generator=g) < 0.7
-    for case.mask in (None, mask, mask[:, :1], mask[:1]):
+    for case.mask, short in ((None, 0), (mask, 0), *((x, fused.SHORT) for x in (None, mask, mask[:, :1], mask[:1]))):
+        monkeypatch.setattr(fused, "SHORT", short)
         ours, want = case.run("fused", torch.float32, exact), case.run("reference", torch.float32)
         largest = max(x.abs().max().item() for x in want.values())
         for name, x in want.items():

@@ -14,7 +14,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..positions import centre, placed
@@ -31,25 +30,18 @@ class Columns(NamedTuple):
     """What columns take from the positions alone, in float32. Samples may share them (1 for B)."""
 
     T: Tensor  # (B or 1, n, f, e): coefficients to query columns
-    phi: Tensor  # (B or 1, N, e): key columns; the last is a 1, which T does not use
+    phi: Tensor  # (B or 1, N, e): key columns
     bound: Tensor  # (B or 1, n, f): the largest sum of products that a unit of a coefficient may bring
 
 
-def features_of(exponents: Exponents) -> Exponents:
-    """The functions of a key that functions of D are made of, with the constant.
-
-    A key without a position must not get that.
-    """
-    return key_features(exponents, with_constant=True)
-
-
 def columns(term: Relative) -> Columns:
-    """The columns of a term of degree two, made once for its positions."""
-    return term.r.once(("columns", term.exponents, term.keys), partial(make_columns, term, features_of(term.exponents)))
+    """The columns of a term of degree two, made once for its positions. The last is the constant of placed keys."""
+    features = key_features(term.exponents, with_constant=True)
+    return term.r.once(("columns", term.exponents, term.keys), partial(make_columns, term, features))
 
 
 def make_columns(term: Relative, features: Exponents) -> Columns:
-    """Columns of these features of a key, and one of ones that no query looks at."""
+    """Columns of these features of a key."""
     at, to = term.r.r.detach().double(), term.key_positions.r.detach().double()
     both = to if term.keys is None else torch.cat([r.expand(max(len(at), len(to)), -1, -1) for r in (at, to)], dim=1)
     middle, _ = centre(both)
@@ -60,8 +52,7 @@ def make_columns(term: Relative, features: Exponents) -> Columns:
     rows = [torch.stack([taylor(x, e, f) for f in features], dim=-1) for e in term.exponents]
     T = torch.where(here[..., None], torch.stack(rows, dim=-2), 0.0)
     bound = (T.abs() * phi.abs().amax(1)[:, None, None]).sum(-1)
-    phi = torch.cat([phi, torch.ones_like(phi[..., :1])], dim=-1)  # its gradient is the sum of a row of ds
-    return Columns(F.pad(T, (0, 1)).float(), phi.float(), bound.float())
+    return Columns(T.float(), phi.float(), bound.float())
 
 
 def fits(coefficients: Tensor, bound: Tensor, scale: float) -> Tensor:

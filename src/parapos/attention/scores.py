@@ -1,14 +1,16 @@
-"""Attention with any score terms, formed from D in blocks of queries: exact, and memory that grows with N alone.
+"""Attention in blocks of scores, whose memory grows with N alone.
 
-The terms of a block are summed densely, and PyTorch's fused attention adds them to its scores. The backward pass forms
-the weights of a block anew. B batch, H heads, n queries, N keys, f functions.
+Terms are columns of queries and keys, or are formed from D: then those of a block are summed densely, exactly, and
+added to its scores. The backward pass forms the weights of a block anew.
+B batch, H heads, n queries, N keys, f functions, e columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import chain
+from functools import partial, reduce
+from itertools import chain, product
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,8 @@ from ..relative import Exponents, contract, functions, project
 from .terms import Relative, Table, Term
 
 BLOCK_BYTES = 8 * 2**20  # scores formed from D at one time; a handful of such blocks are alive
+PRODUCT_BYTES, ROWS = 4 * 2**20, 128  # scores of one batch of products, and the fewest queries that are worth one
+ALL = slice(None)
 
 
 def empty_heads(like: Tensor, width: int | None = None) -> Tensor:
@@ -27,7 +31,7 @@ def empty_heads(like: Tensor, width: int | None = None) -> Tensor:
     return like.new_empty((b, n, h, size if width is None else width)).transpose(1, 2)
 
 
-def cut(x: Tensor, samples: slice = slice(None), heads: slice = slice(None), rows: slice = slice(None)) -> Tensor:
+def cut(x: Tensor, samples: slice = ALL, heads: slice = ALL, rows: slice = ALL) -> Tensor:
     """A part of x (B or 1, H or 1, n or 1, ...), in which what is shared stays whole."""
     x = x[samples] if x.shape[0] > 1 else x
     x = x[:, heads] if x.shape[1] > 1 else x
@@ -98,21 +102,37 @@ class Scores(NamedTuple):
         self, basis: Sequence[Tensor], mask: Tensor | None, samples: slice, rows: slice, dtype: torch.dtype
     ) -> Tensor:
         """All terms of a block of scores, with -inf where the mask hides a key: (B or 1, H or 1, n, N) in `dtype`."""
-        bias: Tensor | None = None
-        for c, f, factor in zip(self.coefficients, basis, self.factors, strict=True):
-            more = contract(cut(c, samples, rows=rows) * factor, f)
-            bias = more if bias is None else bias + more
-        for table, weight in zip(self.tables, self.weights, strict=True):
-            more = cut(table, samples, rows=rows).to(dtype) * weight
-            bias = more if bias is None else bias + more
-        assert bias is not None
+        coefficients, tables = ([cut(x, samples, rows=rows) for x in y] for y in (self.coefficients, self.tables))
+        terms = (contract(c * factor, f) for c, factor, f in zip(coefficients, self.factors, basis, strict=True))
+        others = (table.to(dtype) * weight for table, weight in zip(tables, self.weights, strict=True))
+        bias = reduce(torch.add, chain(terms, others))  # of which two are there at one time
         return bias if mask is None else bias.masked_fill(~cut(mask, samples, rows=rows), -torch.inf)
 
 
-def walk(
-    q: Tensor, k: Tensor, s: Scores, mask: Tensor | None, dtype: torch.dtype
-) -> Iterator[tuple[slice, slice, list[Tensor], Tensor]]:
-    """Blocks of scores that fit in BLOCK_BYTES: samples, queries, functions of D, and the bias."""
+def hidden(mask: Tensor | None, dtype: torch.dtype, *part: slice) -> Tensor | None:
+    """The mask, or a part of it, as numbers that are added to scores."""
+    if mask is None:
+        return None
+    return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~cut(mask, *part), -torch.inf)
+
+
+Block = tuple[slice, slice, slice, list[Tensor], Tensor | None]  # samples, heads, queries, functions of D, bias
+
+
+def blocks_of_columns(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[Block]:
+    """Blocks for batched products: whole heads if PRODUCT_BYTES hold one for each thread, else few queries of some."""
+    (b, h, n, _), threads = q.shape, torch.get_num_threads()
+    fitting = PRODUCT_BYTES // (4 * n * k.shape[2])
+    heads = min(h, max(fitting, 2 * threads)) if fitting < threads else min(h, fitting - fitting % threads)
+    rows = n if fitting >= min(h, threads) else max(ROWS, PRODUCT_BYTES // (4 * heads * k.shape[2]))
+    samples = max(1, fitting // h)
+    for i, j, start in product(range(0, b, samples), range(0, h, heads), range(0, n, rows)):
+        part = slice(i, min(i + samples, b)), slice(j, min(j + heads, h)), slice(start, min(start + rows, n))
+        yield *part, [], hidden(mask, torch.float32, *part)
+
+
+def blocks_from_d(q: Tensor, k: Tensor, s: Scores, mask: Tensor | None, dtype: torch.dtype) -> Iterator[Block]:
+    """Blocks of scores that fit in BLOCK_BYTES, of all heads, for which functions of D are the same."""
     b, h, n, _ = q.shape
     per_row = h * k.shape[2] * dtype.itemsize
     count = -(-n // -(-n // max(1, min(n, BLOCK_BYTES // per_row))))  # blocks of equal size
@@ -124,7 +144,18 @@ def walk(
             samples = slice(i, min(i + most, b))
             if i == 0 or not shared:
                 basis = s.basis(samples, rows, dtype)
-            yield samples, rows, basis, s.block(basis, mask, samples, rows, dtype)
+            yield samples, ALL, rows, basis, s.block(basis, mask, samples, rows, dtype)
+
+
+def weights_of(q: Tensor, k: Tensor, bias: Tensor | None, scale: float, hides: bool = False) -> Tensor:
+    """All weights of some heads by batched products, (B H, n, N). hides: a row may be all -inf, which gives zeros."""
+    scores = q.new_empty(prod(q.shape[:2]), q.shape[2], k.shape[2])
+    torch.baddbmm(scores, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale, out=scores)
+    if bias is not None:
+        scores.unflatten(0, q.shape[:2]).add_(bias)
+    empty = scores.amax(-1, keepdim=True) == -torch.inf if hides else None
+    weights = torch.softmax(scores, -1, out=scores)
+    return weights if empty is None else weights.masked_fill_(empty, 0.0)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, hides: bool = False) -> Tensor:
@@ -139,42 +170,69 @@ def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, hi
     return out if empty is None else out.masked_fill(empty, 0.0)
 
 
+def widened(x: Tensor, columns: Tensor | None, *part: slice, width: int = 0) -> Tensor:
+    """A part of x (B, H, n, size) in float32, with columns (B or 1, H or 1, n, e) if any, and zeros up to width."""
+    x = x[part].to(torch.promote_types(x.dtype, torch.float32))
+    row = [x] if columns is None else [x, cut(columns, *part).expand(*x.shape[:3], -1)]
+    missing = width - sum(y.shape[-1] for y in row)
+    row += [x.new_zeros(()).expand(*x.shape[:3], missing)] if missing > 0 else []
+    return torch.cat(row, dim=-1) if len(row) > 1 else x
+
+
 def forward_from_d(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: Scores) -> None:
     """Attention with scores formed from D, written to out."""
-    for samples, rows, _, bias in walk(q, k, s, mask, torch.promote_types(q.dtype, torch.float32)):
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    for samples, _, rows, _, bias in blocks_from_d(q, k, s, mask, dtype):
         out[samples, :, rows] = plain(q[samples, :, rows], k[samples], v[samples], bias, scale, bool(s.tables))
         del bias  # before the next is made
 
 
-def backward_from_d(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: Scores,
-    wanted: Sequence[bool],
+def forward_of_columns(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, psi: Tensor, phi: Tensor
+) -> None:
+    """Attention with query and key columns by batched products, written to out."""
+    for *part, rows, _, bias in blocks_of_columns(q, k, mask):
+        x, y, z = widened(q, psi, *part, rows), widened(k, phi, *part), widened(v, None, *part)
+        out[*part, rows] = torch.bmm(weights_of(x, y, bias, scale), z.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: Scores | None,
+    wanted: Sequence[bool], columns: Sequence[Tensor] = (),
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of q, k, v, each term's coefficients and each table, from weights formed anew from D."""
-    dtype, heads = torch.promote_types(q.dtype, torch.float32), q.shape[1]
-    dq, dk_, dv_ = (empty_heads(x) for x in (q, k, v))
-    dk, dv = (torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in (k, v))
-    learned = [*s.coefficients, *s.tables]
+    """Gradients of q, k and v, and either of query columns, or of each term's coefficients and each table.
+
+    columns: of queries and keys. Without them scores are formed from D, by `s`.
+    """
+    dtype, size = torch.promote_types(q.dtype, torch.float32), q.shape[-1]
+    psi, phi = columns or (q.new_empty(0), None)
+    dq, dk, dv = (empty_heads(x).to(dtype).zero_() for x in (q, k, v))
+    learned = [psi] if s is None else [*s.coefficients, *s.tables]
     grads = [torch.zeros_like(x, dtype=dtype) if want else None for x, want in zip(learned, wanted, strict=True)]
-    k, v = (x.to(dtype).contiguous() for x in (k, v))
-    for samples, rows, basis, bias in walk(q, k, s, mask, dtype):
-        queries, dy, keys, values = (
-            x.to(dtype).flatten(0, 1) for x in (q[samples, :, rows], dout[samples, :, rows], k[samples], v[samples])
-        )
-        scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale)
-        scores.unflatten(0, (-1, heads)).add_(bias)
+    blocks = blocks_of_columns(q, k, mask) if s is None else blocks_from_d(q, k, s, mask, dtype)
+    every: tuple[slice, ...] = ()
+    for samples, heads, rows, basis, bias in blocks:
+        part = samples, heads, rows
+        if every != part[:2]:
+            every = part[:2]
+            y, z = widened(k, phi, *every), widened(v, None, *every)
+        x, dy = widened(q, psi if columns else None, *part), widened(dout, None, *part)
+        weights = weights_of(x, y, bias, scale, s is not None and bool(s.tables))
         del bias
-        empty = scores.amax(-1, keepdim=True) == -torch.inf if s.tables else None
-        weights = torch.softmax(scores, -1, out=scores)
-        weights = weights if empty is None else weights.masked_fill_(empty, 0.0)
-        dv[samples] += torch.bmm(weights.transpose(1, 2), dy).view(dv[samples].shape)
-        ds = torch.ops.aten._softmax_backward_data(torch.bmm(dy, values.transpose(1, 2)), weights, -1, dtype)
-        del weights, scores
-        dq[samples, :, rows] = torch.bmm(ds, keys).mul_(scale).unflatten(0, (-1, heads))
-        dk[samples] += torch.bmm(ds.transpose(1, 2), queries).mul_(scale).view(dk[samples].shape)
-        ds = ds.unflatten(0, (-1, heads))
+        lead, dy = x.shape[:2], dy.flatten(0, 1)
+        dv[every] += torch.bmm(weights.mT, dy).unflatten(0, lead)
+        ds = torch.bmm(dy, z.flatten(0, 1).mT)
+        torch.ops.aten._softmax_backward_data.out(ds, weights, -1, dtype, grad_input=ds)
+        del weights
+        dx = torch.bmm(ds, y.flatten(0, 1)).mul_(scale).unflatten(0, lead)
+        dq[part] = dx[..., :size]
+        dk[every] += torch.bmm(ds.mT, (x[..., :size] * scale).flatten(0, 1)).unflatten(0, lead)
+        ds = ds.unflatten(0, lead)
         for index, grad in enumerate(grads):
             if grad is None:
+                continue
+            if s is None:
+                grad[part] = dx[..., size:]
                 continue
             into = cut(grad, samples, rows=rows)
             if index < len(basis):
@@ -183,4 +241,4 @@ def backward_from_d(
                 summed = [i for i in (0, 1) if into.shape[i] == 1 and ds.shape[i] != 1]
                 into += (ds.sum(summed, keepdim=True) if summed else ds) * s.weights[index - len(basis)]
         del ds
-    return [dq, dk_.copy_(dk), dv_.copy_(dv), *(q.new_empty(0) if x is None else x for x in grads)]
+    return [*(x.to(q.dtype) for x in (dq, dk, dv)), *(q.new_empty(0) if x is None else x for x in grads)]

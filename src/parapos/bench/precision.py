@@ -132,9 +132,9 @@ def _columns(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[s
     term = head.term(factor, torch.float32)
     features = key_features(term.exponents, with_constant=False)
     made = make_columns(term, features)
-    query, key = contract(term.coefficients(torch.float32), made.T[..., :-1]), made.phi[..., :-1]  # without the ones
-    yield "centred minimal", query.to(dtype), key.to(dtype)
-    yield "parapos", query, key
+    query = contract(term.coefficients(torch.float32), made.T)
+    yield "centred minimal", query.to(dtype), made.phi.to(dtype)
+    yield "parapos", query, made.phi
 
 
 def _logits(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, int, Tensor, Tensor]]:
