@@ -196,6 +196,13 @@ def test_layers_look_down_only(layer):
                 assert rooms_used(file) <= allowed, file
 
 
+def test_attention_stays_small():
+    """Without the kernels for GPUs and what skips keys."""
+    names = ("__init__", "columns", "fused", "kernels", "reference", "scores", "select", "terms")
+    lines = sum(len((PACKAGE / f"attention/{name}.py").read_text(encoding="utf-8").splitlines()) for name in names)
+    assert lines <= 1100
+
+
 # What other systems brought to experiments, analysis and bench: files that are not counted below.
 OF_OTHERS = {
     "analysis": {"clouds.py", "driving.py", "tiles.py", "explorer"},

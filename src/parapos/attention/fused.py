@@ -121,8 +121,8 @@ def _backward(
     with no_autocast(q.device):
         good = _fitting(q, coefficients, made, scale)
         if good.any():
-            (c, (T, phi, bound)), shape = (coefficients[0], made), (*q.shape[:3], -1)
-            columns = contract(c, T).expand(shape), phi[:, None]
+            c, (T, phi, bound) = coefficients[0], made
+            columns = contract(c, T).expand(*q.shape[:3], -1), phi[:, None]
             *grads, dpsi = backward(dout, q, k, v, mask, scale, None, [True], columns)
             grads.append(project(dpsi, T, c))
             good = _are_good(good, grads[3], dout, v, bound, scale)
@@ -156,9 +156,8 @@ def _(dout, wanted, q, k, v, mask, scale, exponents, factors, weights, coefficie
 
 def _is_watched(q: Tensor) -> bool:
     """Whether something follows operators. If not, plain functions run: dispatch takes as long as a small call."""
-    if torch.compiler.is_compiling() or torch._C._is_tracing() or q.is_meta or type(q) is not Tensor:
-        return True
-    return torch._C._len_torch_dispatch_stack() > 0
+    is_traced = torch.compiler.is_compiling() or torch._C._is_tracing() or q.is_meta or type(q) is not Tensor
+    return is_traced or torch._C._len_torch_dispatch_stack() > 0
 
 
 class _Attention(torch.autograd.Function):
@@ -211,13 +210,12 @@ def attention(call: Call) -> Tensor:
     term = separable(call)
     s = Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     made = [] if term is None else list(columns(term))
-    watched = _is_watched(q)
+    result: Tensor
     if call.needs_grad:
-        out = _Attention.apply(call.mask, call.scale, watched, s, made, q, k, v, *s.coefficients, *s.tables)
+        result = _Attention.apply(call.mask, call.scale, _is_watched(q), s, made, q, k, v, *s.coefficients, *s.tables)
     else:
-        out = (_forward_op if watched else _forward)(*(q, k, v, call.mask, call.scale, *s, made))
-    assert out is not None
-    return out
+        result = (_forward_op if _is_watched(q) else _forward)(*(q, k, v, call.mask, call.scale, *s, made))
+    return result
 
 
 def _refuse(call: Call) -> str | None:

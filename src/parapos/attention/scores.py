@@ -205,9 +205,9 @@ def backward(
     columns: of queries and keys. Without them scores are formed from D, by `s`.
     """
     dtype, size = torch.promote_types(q.dtype, torch.float32), q.shape[-1]
-    psi, phi = columns or (q.new_empty(0), None)
+    psi, phi = columns or (None, None)
     dq, dk, dv = (empty_heads(x).to(dtype).zero_() for x in (q, k, v))
-    learned = [psi] if s is None else [*s.coefficients, *s.tables]
+    learned = columns[:1] if s is None else [*s.coefficients, *s.tables]
     grads = [torch.zeros_like(x, dtype=dtype) if want else None for x, want in zip(learned, wanted, strict=True)]
     blocks = blocks_of_columns(q, k, mask) if s is None else blocks_from_d(q, k, s, mask, dtype)
     every: tuple[slice, ...] = ()
@@ -216,7 +216,7 @@ def backward(
         if every != part[:2]:
             every = part[:2]
             y, z = widened(k, phi, *every), widened(v, None, *every)
-        x, dy = widened(q, psi if columns else None, *part), widened(dout, None, *part)
+        x, dy = widened(q, psi, *part), widened(dout, None, *part)
         weights = weights_of(x, y, bias, scale, s is not None and bool(s.tables))
         del bias
         lead, dy = x.shape[:2], dy.flatten(0, 1)
@@ -231,11 +231,10 @@ def backward(
         for index, grad in enumerate(grads):
             if grad is None:
                 continue
+            into = cut(grad, *part)
             if s is None:
-                grad[part] = dx[..., size:]
-                continue
-            into = cut(grad, samples, rows=rows)
-            if index < len(basis):
+                into.copy_(dx[..., size:])
+            elif index < len(basis):
                 into += project(ds, basis[index], into) * s.factors[index]
             else:
                 summed = [i for i in (0, 1) if into.shape[i] == 1 and ds.shape[i] != 1]

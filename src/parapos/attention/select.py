@@ -41,17 +41,13 @@ class AttentionPlan:
 
 def _choose(call: Call, name: str, strict: bool) -> Kernel:
     """The kernel to use. Others are asked only as far as needed."""
-    if name != "auto":
-        kernel = find_kernel(name)
-        if (reason := kernel.reason_against(call)) is not None:
-            raise KernelError(f"kernel {name!r} cannot serve this call: {reason}")
-        if strict and not kernel.is_fused:
-            raise KernelError(f"strict mode wants a fused kernel, and {name!r} is not one")
-        return kernel
-    chosen = next(k for k in KERNELS.values() if k.reason_against(call) is None and k.by_name(call) is None)
+    if name == "auto":
+        chosen = next(k for k in KERNELS.values() if k.reason_against(call) is None and k.by_name(call) is None)
+    elif (reason := (chosen := find_kernel(name)).reason_against(call)) is not None:
+        raise KernelError(f"kernel {name!r} cannot serve this call: {reason}")
     if strict and not chosen.is_fused:
         reasons = "; ".join(f"{name}: {why}" for name, k in KERNELS.items() if (why := k.reason_against(call)))
-        raise KernelError(f"strict mode wants a fused kernel and none can serve this call. {reasons}")
+        raise KernelError(f"strict mode wants a fused kernel, and {chosen.name!r} is not one. {reasons}".strip())
     return chosen
 
 
@@ -72,9 +68,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, terms: Sequence[Term], mask: Tensor 
     if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
         want = "q (B, H, n, h), k (B, H, N, h) and v (B, H, N, w) must agree in B, H, N and h"
         raise ValueError(f"{want}, got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
-    padding = (q.shape[0], k.shape[2])
+    padding, each = (q.shape[0], k.shape[2]), "({} or 1, {} or 1, {}, {})".format(*q.shape[:3], k.shape[2])
     if mask is not None and (mask.dtype != torch.bool or not (tuple(mask.shape) == padding or fits(mask, q, k))):
-        each = "({} or 1, {} or 1, {}, {})".format(*q.shape[:3], k.shape[2])
         want = f"{padding} with True for real keys, or {each} with True where a query may look"
         raise ValueError(f"mask must be boolean, {want}, got {mask.dtype} {tuple(mask.shape)}")
     for term in terms:
@@ -110,9 +105,7 @@ def _tolerance(tolerance: float | None, dtype: torch.dtype) -> float:
     if tolerance is None:
         return sparse.DEFAULTS.get(dtype, 0.0)
     if not 0 <= tolerance < 1:
-        raise ValueError(
-            f"tolerance is a share of a row's weight: expected 0 (look at every key) to 1, got {tolerance}"
-        )
+        raise ValueError(f"tolerance must be a share of a row's weight, 0 (look at every key) to 1, got {tolerance}")
     return tolerance
 
 
@@ -126,21 +119,17 @@ def explain(
         call, _ = _call(q, k, v, terms, mask, scale, exact, return_weights, _tolerance(tolerance, q.dtype))
         chosen = _choose(call, kernel, strict)
         later = "it comes later in the order of preference"
+        reason = "the first in order of preference that can serve this" if kernel == "auto" else "asked for by name"
         passed_over = {
-            other.name: other.reason_against(call)
+            name: other.reason_against(call)
             or ("another was asked for" if kernel != "auto" else other.by_name(call) or later)
-            for other in KERNELS.values()
-            if other.name != chosen.name
+            for name, other in KERNELS.items()
+            if other is not chosen
         }
         (b, h, n, size), keys = q.shape, k.shape[2]
         tokens = f"{n} tokens" if n == keys else f"{n} queries and {keys} keys"
-        return AttentionPlan(
-            kernel=chosen.name,
-            method=chosen.describe(call),
-            reason="asked for by name" if kernel != "auto" else "the first in order of preference that can serve this",
-            passed_over=passed_over,
-            call=f"attention of {b} x {h} heads x {tokens} x {size}, {str(q.dtype)[6:]} on {q.device.type}",
-        )
+        about = f"attention of {b} x {h} heads x {tokens} x {size}, {str(q.dtype)[6:]} on {q.device.type}"
+        return AttentionPlan(chosen.name, chosen.describe(call), reason, passed_over, about)
 
 
 def attend(

@@ -109,22 +109,16 @@ class Relative(Term):
         return replace(self, **changes)  # type: ignore[type-var]
 
     def check(self, q: Tensor, k: Tensor) -> None:
-        b = q.shape[0]
-        for name, positions, count in (("r", self.r, q.shape[2]), ("keys", self.keys, k.shape[2])):
-            if positions is None:
-                if q.shape[2] != k.shape[2]:
-                    kind = type(self).__name__
-                    raise ValueError(
-                        f"{kind}.keys must hold the positions of the {k.shape[2]} keys: there are {q.shape[2]} queries"
-                    )
-                continue
-            x = positions.r
-            if x.ndim != 3 or x.shape[0] not in (1, b) or x.shape[1] != count:
-                self._fail(name, f"({b} or 1, {count}, p)", x)
+        (b, _, n, _), count, kind = q.shape, k.shape[2], type(self).__name__
+        if self.keys is None and n != count:
+            raise ValueError(f"{kind}.keys must hold the positions of the {count} keys: there are {n} queries")
+        for name, x, tokens in (("r", self.r.r, n), ("keys", self.key_positions.r, count)):
+            if x.ndim != 3 or x.shape[0] not in (1, b) or x.shape[1] != tokens:
+                self._fail(name, f"({b} or 1, {tokens}, p)", x)
             if x.shape[-1] != self.r.r.shape[-1]:
                 self._fail(name, f"of {self.r.r.shape[-1]} dimensions as r is", x)
             if x.dtype not in (torch.float32, torch.float64):
-                raise TypeError(f"{type(self).__name__}.{name} must be float32 or float64, got {x.dtype}")
+                raise TypeError(f"{kind}.{name} must be float32 or float64, got {x.dtype}")
 
 
 @cache
