@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from parapos.blocks import MLP
 from parapos.curves import CURVES
-from parapos.models.ptv3 import geometry
+from parapos.models.ptv3 import geometry, layers
 from parapos.models.ptv3.geometry import Frame, arrange, cells_of, patch_slots, serialize
 from parapos.models.ptv3.layers import Pooling, Unpooling
 from parapos.models.ptv3.rows import Groups, copy_rows, group_max, group_sum, pick, spread
@@ -299,3 +300,35 @@ def test_half_precision_bears_positions_far_from_the_origin(encoding):
         errors.append((found.float() - want).norm().item())
     assert 0 < errors[0] < 0.1 * want.norm().item()
     assert max(errors[1:]) < 1.5 * errors[0]
+
+
+@torch.no_grad()
+def test_inputs_may_have_any_strides():
+    feat, coord, cells, offset = clouds(70, 30)
+    strided = [x.t().contiguous().t() for x in (feat, coord, cells)]
+    assert not any(x.is_contiguous() for x in strided)
+    net = tiny(encoding="pape", cpe="xcpe").eval()
+    torch.testing.assert_close(net(*strided, offset), net(feat, coord, cells, offset), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_few_points_at_a_time_give_the_same_logits(monkeypatch):
+    inputs, net = clouds(200, 90), tiny(encoding="pape", cpe="xcpe").eval()
+    hidden: list[int] = []
+    for module in net.modules():
+        if isinstance(module, MLP):
+            module.register_forward_pre_hook(lambda module, args: hidden.append(len(args[0])))
+    want = net(*inputs)
+    assert max(hidden) == 290
+    hidden.clear()
+    monkeypatch.setattr(layers, "AT_ONCE", 50)
+    monkeypatch.setattr(geometry, "AT_ONCE", 64)
+    torch.testing.assert_close(net(*inputs), want, rtol=1e-5, atol=1e-5)
+    assert max(hidden) == 50
+    hidden.clear()
+    with torch.enable_grad():
+        net(*inputs)
+    assert max(hidden) == 290  # what backward keeps is kept in any case
+    hidden.clear()
+    net.train()(*inputs)
+    assert max(hidden) == 290  # drop path draws for all points at once, with gradients or without

@@ -9,7 +9,6 @@ import torch
 import parapos
 from parapos.encodings import ENCODINGS
 from parapos.models import create_model
-from parapos.models.ptv3 import geometry, layers
 from parapos.models.ptv3.layers import Block
 from parapos.models.ptv3.norm import BatchNorm
 from tests.marks import full
@@ -266,38 +265,6 @@ def test_coincident_points():
     assert torch.equal(*found)
     found[0].sum().backward()
     assert all(p.grad.isfinite().all() for p in net.parameters())
-
-
-@torch.no_grad()
-def test_inputs_may_have_any_strides():
-    feat, coord, cells, offset = clouds(70, 30)
-    strided = [x.t().contiguous().t() for x in (feat, coord, cells)]
-    assert not any(x.is_contiguous() for x in strided)
-    net = tiny(encoding="pape", cpe="xcpe").eval()
-    torch.testing.assert_close(net(*strided, offset), net(feat, coord, cells, offset), rtol=1e-5, atol=1e-5)
-
-
-@torch.no_grad()
-def test_few_points_at_a_time_give_the_same_logits(monkeypatch):
-    inputs, net = clouds(200, 90), tiny(encoding="pape", cpe="xcpe").eval()
-    hidden: list[int] = []
-    for module in net.modules():
-        if isinstance(module, parapos.blocks.MLP):
-            module.register_forward_pre_hook(lambda module, args: hidden.append(len(args[0])))
-    want = net(*inputs)
-    assert max(hidden) == 290
-    hidden.clear()
-    monkeypatch.setattr(layers, "AT_ONCE", 50)
-    monkeypatch.setattr(geometry, "AT_ONCE", 64)
-    torch.testing.assert_close(net(*inputs), want, rtol=1e-5, atol=1e-5)
-    assert max(hidden) == 50
-    hidden.clear()
-    with torch.enable_grad():
-        net(*inputs)
-    assert max(hidden) == 290  # what backward keeps is kept in any case
-    hidden.clear()
-    net.train()(*inputs)
-    assert max(hidden) == 290  # drop path draws for all points at once, with gradients or without
 
 
 def test_patches_of_encoder_and_decoder_may_differ():
