@@ -93,6 +93,7 @@ def test_committed_ratios():
         assert row["ratio"] <= (1.5 if curve.startswith("z") else 4)
     for what in ("convolution 5, 6 to 32", "convolution 3, 32 to 32"):
         assert rows[what, "sparse with search"]["ratio"] < 1
+    assert results["time_exponent"] <= 1.1
 
 
 def test_committed_memory():

@@ -148,6 +148,18 @@ def test_turns_take_normals_along(axis):
     assert np.allclose(about.coord, 1)
 
 
+def test_flips_take_normals_along():
+    given = cloud()
+    found = vary(given, np.random.default_rng(0), PointAugment(**{**OFF, "flip": 1}))
+    assert np.array_equal(found.normal, given.normal * [-1, -1, 1])
+    for on in (dict(turn=1.0, turn_chance=1), dict(tilt=0.3, tilt_chance=1)):
+        found = vary(given, np.random.default_rng(0), PointAugment(**{**OFF, **on}))
+        between = given.coord[1:] - given.coord[:-1]  # turned as normals are, wherever the centre is
+        after = found.coord[1:] - found.coord[:-1]
+        assert np.allclose((after * found.normal[1:]).sum(1), (between * given.normal[1:]).sum(1))
+        assert not np.allclose(found.normal, given.normal, atol=0.1)
+
+
 def test_nothing_happens_when_all_is_off():
     given = cloud()
     found = vary(given, np.random.default_rng(0), PointAugment(**OFF))

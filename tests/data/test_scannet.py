@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from parapos.data.prepared import Item
 from parapos.data.readers import ply
 from parapos.data.sampling import Key
 from parapos.data.scenes import Scenes
+
+from .readers.fuzz import address_space, mutations, overwrite
 
 SHARED = Path(os.environ.get("PARAPOS_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 REAL = SHARED / "samples" / "scannet"
@@ -208,9 +211,35 @@ def test_refused(tree, tmp_path):
         np.save(path / f"{name}.npy", array)
     with pytest.raises(FormatError, match=r"coord\.npy: coordinates that are not finite"):
         create_dataset("scannet", "train", root=tmp_path, complete=False)[0]
+    np.save(path / "coord.npy", np.zeros((4, 3), np.float32))
+    np.save(path / "normal.npy", np.full((4, 3), np.inf, np.float32))
+    with pytest.raises(FormatError, match=r"normal\.npy: normals that are not finite; remove it"):
+        create_dataset("scannet", "train", root=tmp_path, complete=False)[0]
     np.save(path / "coord.npy", np.zeros((3, 3), np.float32))
     with pytest.raises(FormatError, match=r"color\.npy: expected an array of 3 x \(3,\), got uint8 \(4, 3\)"):
         create_dataset("scannet", "train", root=tmp_path, complete=False)[0]
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["coord", "color", "normal", "segment20"])
+def test_broken_arrays(name, count, tree, tmp_path):
+    """Arrays from elsewhere may be anything: a scene comes out, or a FormatError that names the file."""
+    for path in (tree / "prepared/train/scene0000_00").iterdir():
+        np.save(tmp_path / path.name, np.load(path)[:20])
+    path, refused = tmp_path / f"{name}.npy", []
+    with address_space(64 * 1024**2), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy reads headers as Python
+        for data in mutations([path.read_bytes()], count):
+            overwrite(path, data)
+            try:
+                cloud = scannet.load_scene(tmp_path, "prepare again")
+                assert np.isfinite(cloud.coord).all()
+                assert np.isfinite(cloud.normal).all()
+                assert len(cloud.coord) == len(cloud.color) == len(cloud.normal) == len(cloud.segment)
+            except FormatError as error:
+                refused.append(str(error))
+    assert all(told.startswith(str(tmp_path)) and len(told) < len(str(path)) + 400 for told in refused)
+    assert count // 4 < len(refused) < count
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="no real scene here")

@@ -155,31 +155,44 @@ SAMPLES = Path(os.environ.get("PARAPOS_SHARED", Path(__file__).resolve().parents
 
 
 @pytest.mark.skipif(not list(SAMPLES.glob("scannet/scans/*/*.ply")), reason="no real scenes here")
-def test_a_real_scene_passes_through_the_network(tmp_path):
+@pytest.mark.parametrize(
+    ("model", "size"), [("ptv3_nano", 0.1), full("ptv3_scannet", 0.02)], ids=lambda value: str(value)
+)
+def test_a_real_scene_passes_through_the_network(model, size, tmp_path):
     for mesh in sorted(SAMPLES.glob("scannet/scans/*/*.ply")):
         made = scannet.make(Item(f"test/{mesh.parent.name}", sized=(mesh,)), {})
         for name, array in made.files:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             np.save(tmp_path / name, array)
-    dataset = create_dataset("scannet", "test", root=tmp_path, complete=False, grid_size=0.1)
-    net = create_model("ptv3_nano", encoding="pape", parabolas=4, num_classes=20, grid_size=0.1).eval()
+    dataset = create_dataset("scannet", "test", root=tmp_path, complete=False, grid_size=size)
+    net = create_model(model, encoding="pape", parabolas=4, num_classes=20, grid_size=size).eval()
+    sample = dataset[0]
+    stages = net.stages(sample["coord"], sample["grid_coord"], torch.tensor([len(sample["coord"])]))
+    for stage in stages:
+        assert all(sorted(stage.order(row).tolist()) == list(range(len(stage.cells))) for row in range(4))
+    assert [len(stage.cells) for stage in stages] == sorted((len(stage.cells) for stage in stages), reverse=True)
     evaluator = create_task("segmentation", dataset).evaluator(keep_predictions=True)
     with torch.no_grad():
-        evaluator.update(net, create_task("segmentation", dataset).collate([dataset[0]]))
+        evaluator.update(net, create_task("segmentation", dataset).collate([sample]))
     assert len(evaluator.predictions[0]) == len(dataset.cloud(0)) > 10_000
 
 
 @pytest.mark.skipif(not list(SAMPLES.glob("modelnet40/ModelNet40_off/*/*/*.off")), reason="no real meshes here")
-def test_real_meshes_pass_through_the_network(tmp_path):
-    options = {"sampling": "random", "points": 2048}
+@pytest.mark.parametrize(
+    ("model", "points", "size"),
+    [("ptv3_nano", 2048, 0.05), full("ptv3_modelnet40", 8192, 0.01)],
+    ids=lambda value: str(value),
+)
+def test_real_meshes_pass_through_the_network(model, points, size, tmp_path):
+    options = {"sampling": "random", "points": points}
     root = SAMPLES / "modelnet40" / "ModelNet40_off"
     done = prepare(modelnet40, Job(root, tmp_path, complete=False, options=options))
     assert (done.now, done.failed) == (len(list(root.glob("*/*/*.off"))), [])
     dataset = create_dataset(
-        "modelnet40", "train", root=root, cache=tmp_path, complete=False, val="test", grid_size=0.05, **options
+        "modelnet40", "train", root=root, cache=tmp_path, complete=False, val="test", grid_size=size, **options
     ).as_judged()
     task = create_task("classification", dataset)
-    net = create_model("ptv3_nano", task="classification", encoding="pape", parabolas=4, num_classes=40, grid_size=0.05)
+    net = create_model(model, task="classification", encoding="pape", parabolas=4, num_classes=40, grid_size=size)
     with torch.no_grad():
         logits = answer(net.eval(), task.collate([dataset[i] for i in range(len(dataset))]))
     assert logits.shape == (len(dataset), 40)

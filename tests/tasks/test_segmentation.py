@@ -109,6 +109,18 @@ def test_perfect_and_ignored():
     assert torch.equal(logits.grad, torch.zeros(3, 3))
 
 
+def test_scores_of_a_confusion_by_hand():
+    """Class a: 3 of its 4 points found; b: both, and one too many; c, in neither, counts as 0."""
+    evaluator = Segmentation(Data()).evaluator()
+    evaluator.count(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 0, 0]))
+    evaluator.count(torch.tensor([1, 1, 2]), torch.tensor([1, 1, -1]))  # the last has no label
+    found = evaluator.compute()
+    assert [found[f"iou_{name}"] for name in "abc"] == pytest.approx([3 / 4, 2 / 3, 0])
+    assert found["miou"] == pytest.approx((3 / 4 + 2 / 3) / 3)
+    assert found["macc"] == pytest.approx((3 / 4 + 1) / 3)
+    assert found["allacc"] == pytest.approx(5 / 6)
+
+
 def test_without_labels_scores_are_not_numbers():
     evaluator = Segmentation(Data()).evaluator()
     evaluator.count(torch.tensor([0, 1]), torch.tensor([-1, -1]))

@@ -151,8 +151,9 @@ def load_scene(folder: Path, again: str) -> Cloud:
 
         told = f"an array of {'points' if count is None else count} x {rest or 1}"
         arrays[name] = map_array(path, told, good, again)
-    if not np.isfinite(arrays["coord"]).all():
-        raise FormatError(f"{folder / 'coord.npy'}: coordinates that are not finite; remove it and {again}")
+    for name, told in (("coord", "coordinates"), ("normal", "normals")):
+        if not np.isfinite(arrays[name]).all():
+            raise FormatError(f"{folder / name}.npy: {told} that are not finite; remove it and {again}")
     return Cloud(arrays["coord"], arrays["color"], arrays["normal"], arrays.get("segment20"))
 
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from parapos.blocks import MLP
 from parapos.curves import CURVES
+from parapos.models.ptv3 import geometry, layers
 from parapos.models.ptv3.geometry import Frame, arrange, cells_of, patch_slots, serialize
 from parapos.models.ptv3.layers import Pooling, Unpooling
 from parapos.models.ptv3.rows import Groups, copy_rows, group_max, group_sum, pick, spread
@@ -82,6 +84,23 @@ def test_every_point_has_one_slot_and_no_patch_repeats_one(lengths):
         start += windows * size
 
 
+@pytest.mark.parametrize("centred", [True, False])
+def test_patches_count_from_their_middle_or_from_the_cloud(centred):
+    _, coord, cells, _ = clouds(70)
+    frame = Frame(source="grid", unit="stage_cell", grid_size=0.02, centred=centred)
+    stage = serialize(frame, coord, cells + 500, [70], CURVES, range(4), 10)
+    windows = stage.windows(0, 32)
+    r = torch.cat([table.positions.r.flatten(0, 1) for table in windows.tables])
+    assert (r.abs().amax() <= 7) if centred else (r.amin() >= 500)
+    assert torch.equal(r[windows.slot], stage.cells.float()) == (not centred)
+
+
+def test_small_clouds_are_padded_to_others_of_their_size():
+    assert arrange([33, 3, 30, 4, 20, 1, 32, 17], 32).shapes == [(3, 32), (3, 30), (2, 4), (1, 1)]
+    assert arrange([7, 1000], 1024).shapes == [(1, 1000), (1, 7)]
+    assert arrange([16, 9, 8, 5], 32).shapes == [(2, 16), (2, 8)]
+
+
 @pytest.mark.parametrize("lengths", [(100,), (31, 33), (32, 64, 5, 7), (5,)])
 def test_what_goes_through_patches_comes_back_in_its_order(lengths):
     stage, x = stage_of(*lengths), torch.randn(sum(lengths), 3)
@@ -100,6 +119,33 @@ def test_what_goes_through_patches_comes_back_in_its_order(lengths):
             assert all(len(m[s].unique(dim=0)) == 1 for m, s in zip(middle, seen, strict=True))  # moved as a whole
             assert (positions.r[seen].abs() <= 12).all()
             first += count * size
+
+
+def test_a_table_has_no_more_slots_than_fit_at_once(monkeypatch):
+    whole = stage_of(200, 60, 20, 30).windows(1, 32)
+    assert [table.shape for table in whole.tables] == [(9, 32), (2, 30)]
+    monkeypatch.setattr(geometry, "AT_ONCE", 70)
+    parts = stage_of(200, 60, 20, 30).windows(1, 32)
+    assert [table.shape for table in parts.tables] == [(2, 32)] * 4 + [(1, 32), (2, 30)]
+    assert torch.equal(parts.source, whole.source)
+    assert torch.equal(parts.slot, whole.slot)
+    joined = torch.cat([table.positions.r for table in parts.tables[:5]])
+    assert torch.equal(joined, whole.tables[0].positions.r)
+    assert torch.equal(parts.tables[5].mask, whole.tables[1].mask)
+    monkeypatch.setattr(geometry, "AT_ONCE", 1)  # a window is never cut
+    assert len(stage_of(200, 60, 20, 30).windows(1, 32).tables) == 11
+
+
+@pytest.mark.parametrize("lengths", [(100,), (31, 33), (32, 64, 5, 7), (5,)])
+@torch.no_grad()
+def test_a_block_whose_attention_returns_its_tokens_keeps_their_order(lengths, monkeypatch):
+    monkeypatch.setattr(geometry, "AT_ONCE", 64)
+    stage, x = stage_of(*lengths), torch.randn(sum(lengths), 16)
+    block = tiny(encoding="none").backbone.enc["enc0"].blocks[0]
+    monkeypatch.setattr(block.attn, "forward", lambda x, r, mask: x)
+    for row in range(4):
+        block.row = row
+        assert torch.equal(block._attend(x, stage), x)
 
 
 def test_windows_that_reach_far_have_tables_of_their_own():
@@ -180,9 +226,20 @@ def test_moves_of_rows_have_the_gradients_of_their_definitions():
     assert torch.autograd.gradcheck(lambda t: copy_rows(t, windows.source, windows.slot, windows.borrowed), x)
 
 
+def test_codes_begin_with_the_cloud():
+    cells = torch.tensor([[0, 0, 0], [7, 7, 7], [5, 6, 7]])
+    stage = serialize(FRAME, cells * 0.02, cells, [1, 1, 1], CURVES, range(4), 3)
+    assert stage.codes[:, 2].tolist() == [2 << 9 | code for code in (477, 491, 342, 370)]
+    assert int(stage.codes[2, 2]) == 1366
+
+
 def test_too_many_bits():
     with pytest.raises(ValueError, match=r"depth must be in 1\.\.16"):
         stage_of(5, depth=17)
+    cells, most = torch.zeros(2**15, 3, dtype=torch.long), 2**15 - 1  # 48 bits of a cell leave 15 for the cloud
+    assert int(serialize(FRAME, cells[:most] * 0.02, cells[:most], [1] * most, CURVES, [0], 16).codes.min()) == 0
+    with pytest.raises(ValueError, match=r"got 16 and 32768 clouds"):
+        serialize(FRAME, cells * 0.02, cells, [1] * 2**15, CURVES, [0], 16)
     with pytest.raises(ValueError, match="larger cells"):
         stage_of(50, depth=3)
 
@@ -221,4 +278,57 @@ def test_centred_patches_change_nothing(encoding):
     want = net(*batch)
     net.centred = False
     torch.testing.assert_close(net(*batch), want, rtol=1e-3, atol=1e-4)
+    exact = [net.double()(batch[0].double(), *batch[1:])]
+    net.centred = True
+    exact.append(net(batch[0].double(), *batch[1:]))
+    torch.testing.assert_close(*exact, rtol=1e-9, atol=1e-10)
+    assert exact[0].dtype == torch.float64
     assert not tiny(encoding="sincos").centred  # which sees heights, not differences
+
+
+@pytest.mark.parametrize("encoding", ["pape", "pape_ri"])
+@torch.no_grad()
+def test_half_precision_bears_positions_far_from_the_origin(encoding):
+    """Scores of positions are float32 and centred whatever queries are: the error is that of queries and keys."""
+    feat, coord, cells, offset = clouds(90, 40)
+    net = tiny(encoding=encoding, depth=16).eval()
+    want, errors = net(feat, coord, cells, offset), []
+    for centred, shift in ((True, 0), (False, 0), (False, 2**14)):  # a shift that keeps curves and patches
+        net.centred = centred
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = net(feat, coord, cells + shift, offset)
+        errors.append((found.float() - want).norm().item())
+    assert 0 < errors[0] < 0.1 * want.norm().item()
+    assert max(errors[1:]) < 1.5 * errors[0]
+
+
+@torch.no_grad()
+def test_inputs_may_have_any_strides():
+    feat, coord, cells, offset = clouds(70, 30)
+    strided = [x.t().contiguous().t() for x in (feat, coord, cells)]
+    assert not any(x.is_contiguous() for x in strided)
+    net = tiny(encoding="pape", cpe="xcpe").eval()
+    torch.testing.assert_close(net(*strided, offset), net(feat, coord, cells, offset), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_few_points_at_a_time_give_the_same_logits(monkeypatch):
+    inputs, net = clouds(200, 90), tiny(encoding="pape", cpe="xcpe").eval()
+    hidden: list[int] = []
+    for module in net.modules():
+        if isinstance(module, MLP):
+            module.register_forward_pre_hook(lambda module, args: hidden.append(len(args[0])))
+    want = net(*inputs)
+    assert max(hidden) == 290
+    hidden.clear()
+    monkeypatch.setattr(layers, "AT_ONCE", 50)
+    monkeypatch.setattr(geometry, "AT_ONCE", 64)
+    torch.testing.assert_close(net(*inputs), want, rtol=1e-5, atol=1e-5)
+    assert max(hidden) == 50
+    hidden.clear()
+    with torch.enable_grad():
+        net(*inputs)
+    assert max(hidden) == 290  # what backward keeps is kept in any case
+    hidden.clear()
+    net.train()(*inputs)
+    assert max(hidden) == 290  # drop path draws for all points at once, with gradients or without

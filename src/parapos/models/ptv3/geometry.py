@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -21,7 +22,8 @@ from .rows import Groups, mean
 
 T = TypeVar("T")
 MOST_DEPTH = 16  # bits of a coordinate
-NEAR = 32.0  # windows that reach less far from their middle, in units of positions, form one table
+NEAR = 32.0  # windows that reach less far from their middle, in units of positions, form tables together
+AT_ONCE = 16384  # slots of a table: what attention makes of more would leave the cache, and the heap
 
 
 class Slots(NamedTuple):
@@ -48,10 +50,10 @@ def patch_slots(lengths: Sequence[int], size: int) -> Slots:
 
 
 class Layout(NamedTuple):
-    """Patches arranged for attention: W full windows of K slots, then windows of clouds that are smaller, padded to the
-    largest of those."""
+    """Patches arranged for attention: W full windows of K slots, then windows of clouds that are smaller. Those that
+    differ by less than a factor of two are padded to the largest of them."""
 
-    shapes: list[tuple[int, int]]  # windows and slots per window, for one or two tables
+    shapes: list[tuple[int, int]]  # windows and slots per window, of each width
     rank: Tensor  # (S,) the rank in each slot, -1 for padding
     slot: Tensor  # (N,) the slot where each rank belongs
     borrowed: Tensor  # slots that hold copies
@@ -61,18 +63,19 @@ def arrange(lengths: Sequence[int], size: int) -> Layout:
     """The layout of patches of `size` points."""
     rank, slot, ends = patch_slots(lengths, size)
     counts = ends.diff()
-    full = counts == size
-    short = int(counts[~full].max()) if not full.all() else 0
-    room = torch.where(full, size, short)  # slots that each patch gets
+    kind = torch.where(counts == size, 64, counts.double().log2().ceil().long())
+    room, shapes = torch.empty_like(counts), []  # slots that each patch gets
+    for alike in (kind == value for value in kind.unique().flip(0)):
+        shapes.append((int(alike.sum()), int(counts[alike].max())))
+        room[alike] = shapes[-1][1]
+    order = torch.sort(kind, descending=True, stable=True)[1]
     begin = torch.empty_like(room)
-    order = torch.cat([full.nonzero()[:, 0], (~full).nonzero()[:, 0]])
     begin[order] = room[order].cumsum(0) - room[order]
     patch = torch.repeat_interleave(torch.arange(len(counts)), counts)
     moved = torch.arange(len(rank)) - ends[patch] + begin[patch]  # from a slot of `patch_slots` to one of this layout
     placed = torch.full((int(room.sum()),), -1).index_copy_(0, moved, rank)
     is_borrowed = torch.ones(len(rank), dtype=torch.bool).index_fill_(0, slot, False)
-    shapes = [(int(full.sum()), size), (int((~full).sum()), short)]
-    return Layout([shape for shape in shapes if shape[0]], placed, moved[slot], moved[is_borrowed])
+    return Layout(shapes, placed, moved[slot], moved[is_borrowed])
 
 
 class Table(NamedTuple):
@@ -87,7 +90,7 @@ class Windows(NamedTuple):
     """Patches along one curve: which point is in which slot, and positions and masks of attention.
 
     Windows that reach farther than others form tables of their own: attention holds scores of near positions in a few
-    columns, and one far window in a call would take that from all.
+    columns and forms those of far ones from differences, and would copy a call with both apart.
     """
 
     source: Tensor  # (S,) the point in each slot; padding has some point
@@ -176,7 +179,8 @@ class Stage:
                 start + place[:, None] * width + torch.arange(width, device=device)
             ).flatten()
             sources.append(part[turn].flatten())
-            for own in turn.split(kind.unique(return_counts=True)[1].tolist()):
+            alike = turn.split(kind.unique(return_counts=True)[1].tolist())
+            for own in chain.from_iterable(which.split(max(1, AT_ONCE // width)) for which in alike):
                 is_point = part[own] >= 0
                 mask = None if bool(is_point.all()) else is_point
                 tables.append(Table((len(own), width), Positions(r[own], unplaced=mask is not None), mask))

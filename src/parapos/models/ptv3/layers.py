@@ -21,6 +21,7 @@ from .rows import copy_rows, group_max, pick, spread
 from .spconv import BACKENDS
 
 EPS, MOMENTUM = 1e-3, 0.01  # of all norms over points
+AT_ONCE = 4096  # points whose hidden features fit in the cache, in evaluation
 
 
 class Stem(nn.Module):
@@ -70,7 +71,10 @@ class Block(nn.Module):
             conv, linear, norm = self.cpe
             x = x + norm(linear(conv(x if convolved is None else convolved, stage.kernel_map(3))))
         x = x + self.drop_path(self._attend(self.norm1(x), stage))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        if self.training or torch.is_grad_enabled() or len(x) <= AT_ONCE:
+            return x + self.drop_path(self.mlp(self.norm2(x)))
+        # Fresh memory for the hidden features of many points would take longer than their arithmetic.
+        return torch.cat([part + self.mlp(self.norm2(part)) for part in x.split(AT_ONCE)])
 
     def _attend(self, x: Tensor, stage: Stage) -> Tensor:
         """Attention within patches: windows are samples, and each point is read where it belongs."""
