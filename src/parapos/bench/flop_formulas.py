@@ -58,16 +58,21 @@ def _in_kernel(inputs: dict[str, Any]) -> int:
     return forms + sum(inputs[name] is not None for name in ("slopes", "bias"))
 
 
+def _scores(inputs: dict[str, Any]) -> int:
+    """Of all queries and keys, or of the blocks in its lists."""
+    return (
+        prod(inputs["q"][:3]) * inputs["k"][2] if inputs["entries"] is None else inputs["entries"][0] * triton.LIST**2
+    )
+
+
 @register_flop_formula(torch.ops.parapos.triton_attention)
 def _triton_forward(*args: Any, **_: Any) -> int:
     inputs = dict(zip(triton.Inputs._fields, args, strict=False))
-    (b, h, n, size), keys = inputs["q"], inputs["k"][2]
-    return 2 * b * h * n * keys * (size + inputs["v"][-1] + _in_kernel(inputs))
+    return 2 * _scores(inputs) * (inputs["q"][-1] + inputs["v"][-1] + _in_kernel(inputs))
 
 
 @register_flop_formula(torch.ops.parapos.triton_attention_backward)
 def _triton_backward(*args: Any, **_: Any) -> int:
     """As above, with scores and the gradients of weights made in both passes."""
     inputs = dict(zip(triton.Inputs._fields, args, strict=False))
-    (b, h, n, size), keys = inputs["q"], inputs["k"][2]
-    return 2 * b * h * n * keys * (4 * size + 3 * inputs["v"][-1] + 3 * _in_kernel(inputs))
+    return 2 * _scores(inputs) * (4 * inputs["q"][-1] + 3 * inputs["v"][-1] + 3 * _in_kernel(inputs))
