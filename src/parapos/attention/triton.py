@@ -69,8 +69,8 @@ def tiles(name: str, call: Inputs) -> Tiles:
     else:
         halvings = int(single and mask)
     if call.starts is not None:  # all passes visit the same pairs of blocks
-        warps = found.warps if max(found[:2]) <= LIST else 4
-        found = Tiles(min(found.i, LIST), min(found.j, LIST), warps, found.stages)
+        warps = 4 if single and name == "forward" else found.warps  # with 8, some would spill
+        found = found._replace(i=min(found.i, LIST), j=min(found.j, LIST), warps=warps)
     for _ in range(halvings):
         found = found._replace(j=found.j // 2) if found.j > 16 else found._replace(i=max(16, found.i // 2))
     return found
