@@ -124,6 +124,13 @@ def test_triton_runs_lists(interpreter: Callable[..., Any], dtype: torch.dtype, 
     interpreter(check_triton, strip(push=push), dtype, 0.6)
 
 
+@needs_triton
+@pytest.mark.parametrize(("n", "tiles"), [(70, triton.Tiles(16, 16, 4, 1)), full(200, None)], ids=str)
+def test_tiles_divide_the_blocks_of_lists(interpreter: Callable[..., Any], n: int, tiles: triton.Tiles | None) -> None:
+    """None: as on a GPU, with tiles that differ from pass to pass."""
+    interpreter(check_triton, strip(n=n), tiles=tiles)
+
+
 KINDS = ("", "float32", "distance", "PaPE-RI", "unplaced", "padded", "masked", "cross")
 
 
@@ -366,16 +373,19 @@ def test_blocks_visit_what_any_of_their_tiles_needs(kind: str, i: int, j: int) -
 
 
 def test_lists_are_those_of_the_proof() -> None:
-    """Block by block what `needed_tiles` says of the tiles that blocks are."""
-    call = strip(n=160)
-    terms = tuple(replace(t, r=tiling.aligned(t.r, 16)) for t in call.terms if isinstance(t, Quadratic))
-    proved = tiles.needed_tiles(replace(call, terms=terms))
-    with small_lists():
-        found = lists.listed(call, 16)
-    assert found is not None
-    assert proved is not None
-    assert torch.equal(found.blocks(16, 16)[0, 0], proved[0][0].needed)
-    assert 0 < int(proved[0][0].needed.sum()) < proved[0][0].needed.numel()
+    """Block by block what `needed_tiles` says of the tiles that blocks are, in training as in inference."""
+    call = strip(n=320, heads=2)
+    terms = tuple(replace(t, r=tiling.aligned(t.r, 4)) for t in call.terms if isinstance(t, Quadratic))
+    found = []
+    for weighted, mine in ((False, call), (True, leaves_of(call, torch.float32)[0])):
+        proved = tiles.needed_tiles(replace(call, terms=terms), weighted)
+        with small_lists():
+            made = lists.listed(mine, 4)
+        assert made is not None
+        assert proved is not None
+        assert torch.equal(made.blocks(4, 4)[0, 0], proved[0][0].needed)
+        found.append(int(proved[0][0].needed.sum()))
+    assert 0 < found[0] < found[1] < 6400
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])

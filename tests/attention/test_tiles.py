@@ -228,7 +228,7 @@ def test_the_lists_of_tiles_alone_give_attention(kind: str) -> None:
             assert float(lost.max()) <= call.tolerance
         skipped += int((~head.needed).sum())
     assert skipped
-    assert tiles.needed_tiles(replace(call, tolerance=0.0)) is None
+    assert tiles.needed_tiles(replace(call, tolerance=0.0), weighted=False) is None
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])

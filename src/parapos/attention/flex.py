@@ -183,7 +183,6 @@ def _attention(call: Call, blocks: Any) -> Tensor:
     return run(q, k, v, None if call.mask is None else call.mask.contiguous(), factor, parts, blocks)
 
 
-@torch.no_grad()
 def _describe(call: Call) -> str:
     where = share(call, TILE, BLOCKS[call.q.device.type])
     return f"PyTorch FlexAttention, {call.names} computed inside it{where}; compiled when first called"

@@ -127,7 +127,7 @@ def listed(call: Call, size: int) -> Lists | None:
         return None
     terms = tuple(_changed(t, r=aligned(t.r, size), keys=aligned(t.key_positions, size)) for t in terms)
     call = replace(call, terms=terms)
-    if tiles.chosen(call) is None or (found := tiles.needed_tiles(call)) is None:
+    if tiles.chosen(call) is None or (found := tiles.needed_tiles(call, call.needs_grad)) is None:
         return None
     queries = Order.of([heads[0].queries for heads in found], call.q.shape[2])
     keys = Order.of([heads[0].keys for heads in found], call.k.shape[2])

@@ -174,19 +174,18 @@ class _Attention(torch.autograd.Function):
 
 
 @torch.no_grad()
-def needed_tiles(call: Call, weighted: bool | None = None) -> list[list[sparse.HeadTiles]] | None:
+def needed_tiles(call: Call, weighted: bool) -> list[list[sparse.HeadTiles]] | None:
     """The lists of tiles of a call, as [sample][head]; None if its terms have no bound or its tolerance is 0.
 
     For kernels of any device. Each query is in one tile. Run every tile of queries over the keys of the tiles that it
     needs: the result is attention, and no row loses more than `call.tolerance` of its weight. `queries.flatten()`
     without its -1 is an order that puts tiles side by side. Tokens without a position are in tiles of their own. Masks
     still apply, because a tile may hold keys that some queries must not see; a key in no tile is hidden from all.
-    weighted: choose tiles for training (by default if the call wants gradients). Backward must visit the same tiles.
+    weighted: choose tiles for training. Backward must visit the same tiles.
     """
     terms = sparse.shared_terms(call) if call.tolerance > 0 else None
     if terms is None:
         return None
-    weighted = call.needs_grad if weighted is None else weighted
     coefficients = [term.coefficients(wide_type(call.q)) for term in terms]
 
     lists: list[list[sparse.HeadTiles]] = [[] for _ in call.q]

@@ -376,7 +376,6 @@ def attention(call: Call) -> Tensor:
     return lists.queries.undo(_attention(*inputs, keep=call.needs_grad)[0])
 
 
-@torch.no_grad()
 def _describe(call: Call) -> str:
     return f"one fused Triton kernel, {call.names} computed inside it{share(call, LIST, LIST)}"
 
