@@ -55,11 +55,9 @@ flop_registry[torch.ops.aten.convolution_backward] = _convolution_backward
 def _in_kernel(*args: Any) -> tuple[int, int, int, int]:
     """As `_products`, of what the Triton kernel is given: all scores, or those of the blocks in its lists."""
     inputs = dict(zip(triton.Inputs._fields, args, strict=False))
-    q, entries = inputs["q"], inputs["entries"]
-    terms = sum(prod(inputs[name][3:]) for name in ("M", "g") if inputs[name] is not None)
-    terms += sum(inputs[name] is not None for name in ("slopes", "bias"))
-    scores = prod(q[:3]) * inputs["k"][2] if entries is None else entries[0] * triton.LIST**2
-    return scores, q[-1], inputs["v"][-1], terms
+    terms = sum(prod(inputs[x][3:]) if x in ("M", "g") else 1 for x in ("M", "g", "slopes", "bias") if inputs[x])
+    scores = inputs["entries"][0] * triton.LIST**2 if inputs["entries"] else prod(args[0][:3]) * args[1][2]
+    return scores, args[0][-1], args[2][-1], terms
 
 
 @register_flop_formula(torch.ops.parapos.triton_attention)
