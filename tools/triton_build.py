@@ -33,9 +33,12 @@ PASSES = ("forward", "backward_query", "backward_key")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 SIZES = (64, 128)
 MASK = " + mask"  # for each query; without it, keys are padded
+LISTS = " + lists"  # of the blocks that have weight
 TERMS = (
     *("PaPE p=2", "PaPE p=3", "PaPE p=4", "PaPE-RI p=2", "nD-ALiBi p=2", "table"),
     *("PaPE p=2 + table", "PaPE p=3 + table", "PaPE p=4 + table", "PaPE p=2 + mask", "PaPE p=4 + mask"),
+    *(f"{name}{LISTS}" for name in ("PaPE p=2", "PaPE p=3", "PaPE p=4", "PaPE-RI p=2", "nD-ALiBi p=2")),
+    *(f"{name}{MASK}{LISTS}" for name in ("PaPE p=2", "PaPE p=4")),
 )
 SHARED_MEMORY = 99 * 2**10  # bytes per block on sm_89, the smallest of the targets
 BATCH, HEADS, TOKENS = 2, 12, 4097
@@ -65,7 +68,7 @@ class Result:
 
 def term(name: str, device: str = "meta") -> list[Term]:
     """Score terms by their name in TERMS."""
-    name = name.removesuffix(MASK)
+    name = name.removesuffix(LISTS).removesuffix(MASK)
     if " + " in name:
         return [one for part in name.split(" + ") for one in term(part, device)]
     b, h, n = BATCH, HEADS, TOKENS
@@ -83,9 +86,14 @@ def term(name: str, device: str = "meta") -> list[Term]:
 def launches(dtype: torch.dtype, size: int, name: str) -> dict[str, dict[str, Any]]:
     """The arguments of every pass of a training step with the terms of this name."""
     q, k, v = torch.empty(BATCH, TOKENS, 3, HEADS, size, dtype=dtype, device="meta").permute(2, 0, 3, 1, 4)
-    shape = (1, 1, TOKENS, TOKENS) if name.endswith(MASK) else (BATCH, 1, 1, TOKENS)
+    shape = (1, 1, TOKENS, TOKENS) if name.removesuffix(LISTS).endswith(MASK) else (BATCH, 1, 1, TOKENS)
     mask = torch.empty(shape, dtype=torch.bool, device="meta")
     call = triton.Inputs.of(Call(q, k, v, tuple(term(name)), mask, size**-0.5))
+    if name.endswith(LISTS):
+        rows = BATCH * HEADS * -(-TOKENS // triton.LIST)
+        starts = torch.empty(rows + 1, dtype=torch.int64, device="meta")
+        entries = torch.empty(8 * rows, dtype=torch.int32, device="meta")
+        call = call._replace(starts=starts, entries=entries, key_starts=starts, key_entries=entries)
     found: dict[str, dict[str, Any]] = {}
 
     def record(name: str, args: dict[str, Any], programs: int) -> None:
@@ -152,7 +160,7 @@ def build(what: Build) -> Result:
 def builds() -> list[Build]:
     """All that the report compiles: every term at head size 64, where nothing may spill; bfloat16 and 128 for one."""
     order = [*product(("fp16", "fp32"), SIZES[:1], TERMS), *product(("bf16",), SIZES[:1], TERMS[:1])]
-    order += product(DTYPES, SIZES[1:], TERMS[:1])
+    order += product(DTYPES, SIZES[1:], (TERMS[0], f"{TERMS[0]}{LISTS}"))
     return [
         Build(target, name, dtype, size, term) for dtype, size, term in order for name in PASSES for target in TARGETS
     ]

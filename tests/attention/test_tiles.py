@@ -36,7 +36,8 @@ def leaves_of(call: Call, dtype: torch.dtype) -> tuple[Call, list[Tensor]]:
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in (call.q, call.k, call.v))
     leaves, terms, wide = [q, k, v], [], torch.promote_types(dtype, torch.float32)
     for term in call.terms:
-        own = {name: getattr(term, name).detach().to(wide).requires_grad_() for name in term.learned}
+        learned = {name: x for name, x in term.tensors().items() if name in term.learned}
+        own = {name: x.detach().to(wide).requires_grad_() for name, x in learned.items()}
         leaves += own.values()
         terms.append(replace(term, **own))  # type: ignore[type-var]
     return replace(call, q=q, k=k, v=v, terms=tuple(terms)), leaves
@@ -227,7 +228,7 @@ def test_the_lists_of_tiles_alone_give_attention(kind: str) -> None:
             assert float(lost.max()) <= call.tolerance
         skipped += int((~head.needed).sum())
     assert skipped
-    assert tiles.needed_tiles(replace(call, tolerance=0.0)) is None
+    assert tiles.needed_tiles(replace(call, tolerance=0.0), weighted=False) is None
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])

@@ -18,6 +18,7 @@ def test_binaries_do_not_spill() -> None:
     few = [triton_build.Build(target, "forward", "bf16", 64, "PaPE p=2") for target in triton_build.TARGETS]
     few += [triton_build.Build(80, name, "fp16", 64, "PaPE p=2") for name in ("backward_query", "backward_key")]
     few += [triton_build.Build(89, "backward_query", "fp16", 64, "PaPE p=4")]
+    few += [triton_build.Build(89, name, "fp16", 64, "PaPE p=2 + lists") for name in triton_build.PASSES]
     for result in triton_build.run(few):
         assert result.spilled == 0, result
         assert result.shared <= triton_build.SHARED_MEMORY, result

@@ -1,7 +1,7 @@
 """Attention by PyTorch's FlexAttention: score terms are evaluated from D inside a kernel that PyTorch compiles.
 
 No extra columns and no N x N tensor, at the price of compiling, once for each kind of call: terms, dtype and shapes.
-Eager FlexAttention would form all scores, so it is never used.
+Eager FlexAttention would form all scores, so it is never used. Lists of tiles are a BlockMask.
 B batch, H heads, n queries, N keys, h query/key size, w value size, p position dims.
 """
 
@@ -19,10 +19,13 @@ from torch import Tensor
 from ..positions import placed
 from ..relative import Exponents, function, split
 from .kernels import Call, Kernel, register_kernel
+from .lists import Lists, listed, share
 from .terms import Relative, Table, Term
+from .tiling import TILE
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of b, h, i, j: sample, head, query, key
 LEAST_CUDA_HEAD = 16
+BLOCKS = {"cpu": TILE, "cuda": 128}  # tokens of a block in a BlockMask, which FlexAttention's own tiles have to divide
 GRAPHS = 1024  # kinds of call that may be compiled; PyTorch's own limit of 8 is for shapes that should not vary
 
 
@@ -111,7 +114,9 @@ def _part(term: Term) -> Part:
     return term.scaled, (term.bias.contiguous(), weight)
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: Tensor, parts: list[Part]) -> Tensor:
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: Tensor, parts: list[Part], blocks: Any
+) -> Tensor:  # fmt: skip
     from torch.nn.attention.flex_attention import flex_attention
 
     terms = [(scaled, (_table if len(values) == 2 else _relative)(*values)) for scaled, values in parts]
@@ -130,7 +135,7 @@ def _run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: Tensor, pa
         at = [x if size > 1 else 0 for x, size in zip((b, h, i), mask.shape, strict=False)]
         return torch.where(mask[*at, j], score, -torch.inf)
 
-    out = flex_attention(q, k, v, score_mod=score_mod, scale=1.0)
+    out = flex_attention(q, k, v, score_mod=score_mod, block_mask=blocks, scale=1.0)
     assert isinstance(out, Tensor)
     return out
 
@@ -150,16 +155,37 @@ def _compiled() -> Callable[..., Tensor]:
     return call
 
 
+def _block_mask(lists: Lists) -> Any:
+    """The blocks that queries visit, as a BlockMask."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    size, lengths = BLOCKS[lists.call.q.device.type], (lists.call.q.shape[2], lists.call.k.shape[2])
+    visits = lists.blocks(size, size)
+    first = (~visits).int().argsort(dim=-1, stable=True).int()  # those that are visited
+    return BlockMask.from_kv_blocks(visits.sum(-1, dtype=torch.int32), first, BLOCK_SIZE=size, seq_lengths=lengths)
+
+
 def attention(call: Call) -> Tensor:
     """As `reference.attention`, without the weights, for calls that `refuse` does not refuse."""
     if not call.q.numel() or not call.v.numel():
         return call.q.new_zeros((*call.q.shape[:-1], call.v.shape[-1]))
+    if (lists := listed(call, TILE)) is None:
+        return _attention(call, None)
+    return lists.queries.undo(_attention(lists.call, _block_mask(lists)))
+
+
+def _attention(call: Call, blocks: Any) -> Tensor:
     # Strides of their own are sizes of their own to the compiler, and its C++ does not build with ten of them.
     q, k, v = call.q.contiguous(), call.k.contiguous(), call.v.contiguous()
     parts = [_part(term) for term in call.terms]
     factor = torch.full((1,), call.scale, dtype=torch.float32, device=q.device)
     run = _run if torch.compiler.is_compiling() else _compiled()
-    return run(q, k, v, None if call.mask is None else call.mask.contiguous(), factor, parts)
+    return run(q, k, v, None if call.mask is None else call.mask.contiguous(), factor, parts, blocks)
+
+
+def _describe(call: Call) -> str:
+    where = share(call, TILE, BLOCKS[call.q.device.type])
+    return f"PyTorch FlexAttention, {call.names} computed inside it{where}; compiled when first called"
 
 
 register_kernel(
@@ -168,7 +194,7 @@ register_kernel(
         30,
         True,
         refuse,
-        lambda call: f"PyTorch FlexAttention, {call.names} computed inside it; compiled when first called",
+        _describe,
         attention,
         by_name=lambda call: "it compiles for each kind of call; ask for it by name",
     )

@@ -20,7 +20,7 @@ from .kernels import Call
 from .terms import Relative
 from .tiling import Columns, Side, sides, tile_columns, tilings
 
-BLOCK = 2**19  # pairs of a query and a tile of keys that are bounded at one time
+BLOCK, GPU_BLOCK = 2**19, 2**25  # pairs of a query and a tile of keys that are bounded at one time
 GROUP_BYTES = 3 * 2**19  # gathered keys and values, or a bias, at one time: about what a core's cache holds
 HIDDEN = -1e30  # the score of an empty slot
 
@@ -225,9 +225,11 @@ def needed(heads: Sequence[Head], rows: Tensor, tolerance: float, weighted: bool
         return out
     k = torch.stack([x.k[:compact] for x in heads]) if len(heads) > 1 else first.k[None, :compact]
     keys = sparse.Keys.of(first.key_tiles, k, first.visible[:compact])
-    coarse = keys.merged(sparse.COARSE) if compact % sparse.COARSE == 0 and compact > 4 * sparse.COARSE else None
+    on_cpu = k.device.type == "cpu"  # elsewhere few large operations are faster, even if they do more
+    many = on_cpu and compact % sparse.COARSE == 0 and compact > 4 * sparse.COARSE
+    coarse = keys.merged(sparse.COARSE) if many else None
     # Tiles that are neighbours need about the same. Without coarse tiles there is no such reason for small blocks.
-    most = BLOCK // (len(heads) * first.index.shape[1] * compact)
+    most = (BLOCK if on_cpu else GPU_BLOCK) // (len(heads) * first.index.shape[1] * compact)
     for part in tiled.split(sparse.COARSE if coarse is not None else max(sparse.COARSE, most)):
         out[:, part, :compact] = _needed(heads, rows[part], keys, coarse, tolerance, weighted)
     return out

@@ -33,7 +33,7 @@ from .terms import Relative
 from .tiling import Tiling
 
 COARSE = 16  # tiles that are judged together first, where there are many
-LEAST = 4096  # keys, and queries times keys in its square: fewer are not worth a look
+LEAST, LEAST_GPU = 4096, 32768  # keys, and queries times keys in its square: fewer are not worth a look
 # What tiles cost, in units of dense attention: each pair of tiles, for small products are slower, and each query, for
 # bounds and orders, as much as so many keys.
 PAIR_COST, QUERY_COST = 1.7, 950.0
@@ -233,7 +233,8 @@ def log_weights(queries: Queries, floor: Tensor, keys: Keys, pairs: Pairs, weigh
 def skipped(logs: Tensor, tolerance: float) -> Tensor:
     """The lightest tiles, whose weights sum to at most the tolerance: (..., T) boolean, given logs of weights."""
     weights, order = logs.double().exp().sort(-1)
-    light = weights.cumsum(-1) <= tolerance * (1 - 1e-3)
+    # In whole shares of the tolerance, rounded up: a GPU adds up floating numbers in any order.
+    light = weights.mul_(2.0**40 / tolerance).ceil_().clamp_(max=2.0**44).long().cumsum(-1) <= 2**40 * (1 - 1e-3)
     return torch.zeros_like(light).scatter(-1, order, light)
 
 
@@ -285,8 +286,8 @@ def shared_terms(call: Call) -> tuple[Relative, ...] | None:
 def served(call: Call) -> tuple[Relative, ...] | None:
     """The terms of a call that is large enough to look for tiles, if the bound covers them; else None."""
     n, keys = call.q.shape[2], call.k.shape[2]
-    large = call.tolerance > 0 and call.q.device.type == "cpu" and min(n, keys) * keys >= LEAST**2
-    return shared_terms(call) if large else None
+    least = LEAST if call.q.device.type == "cpu" else LEAST_GPU
+    return shared_terms(call) if call.tolerance > 0 and min(n, keys) * keys >= least**2 else None
 
 
 def cost(call: Call, share: float) -> float:

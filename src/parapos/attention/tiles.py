@@ -174,19 +174,18 @@ class _Attention(torch.autograd.Function):
 
 
 @torch.no_grad()
-def needed_tiles(call: Call, weighted: bool | None = None) -> list[list[sparse.HeadTiles]] | None:
+def needed_tiles(call: Call, weighted: bool) -> list[list[sparse.HeadTiles]] | None:
     """The lists of tiles of a call, as [sample][head]; None if its terms have no bound or its tolerance is 0.
 
     For kernels of any device. Each query is in one tile. Run every tile of queries over the keys of the tiles that it
     needs: the result is attention, and no row loses more than `call.tolerance` of its weight. `queries.flatten()`
     without its -1 is an order that puts tiles side by side. Tokens without a position are in tiles of their own. Masks
     still apply, because a tile may hold keys that some queries must not see; a key in no tile is hidden from all.
-    weighted: choose tiles for training (by default if the call wants gradients). Backward must visit the same tiles.
+    weighted: choose tiles for training. Backward must visit the same tiles.
     """
     terms = sparse.shared_terms(call) if call.tolerance > 0 else None
     if terms is None:
         return None
-    weighted = call.needs_grad if weighted is None else weighted
     coefficients = [term.coefficients(wide_type(call.q)) for term in terms]
 
     lists: list[list[sparse.HeadTiles]] = [[] for _ in call.q]
@@ -209,7 +208,7 @@ def share(
     visited, pairs, heads = 0, 0, prod(call.q.shape[:2])
     for head_index in sparse.spread(heads, sampled and min(-(-heads // sampled[0]), sampled[1])):
         head = Head(call, terms, coefficients, *divmod(head_index, call.q.shape[1]))
-        rows = torch.tensor(sparse.spread(len(head.index), sampled and sampled[2]))
+        rows = torch.tensor(sparse.spread(len(head.index), sampled and sampled[2]), device=call.q.device)
         needed = head.needed(rows, call.tolerance, call.needs_grad)
         visited, pairs = visited + int(needed.sum()), pairs + needed[:, 1:].numel()
     return visited / max(pairs, 1)
@@ -241,27 +240,28 @@ def is_worth_it(call: Call, terms: Sequence[Relative], coefficients: Sequence[Te
     return sparse.cost(call, share(call, terms, coefficients, SAMPLED)) < 1.0
 
 
-def describe(call: Call) -> str | None:
-    """What `attention` would do, in words; None where it would do nothing."""
+def chosen(call: Call) -> tuple[tuple[Relative, ...], list[Tensor]] | None:
+    """The terms of a call and their coefficients if tiles are expected to be faster than dense attention, else None."""
     terms = sparse.served(call)
     if terms is None:
         return None
     coefficients = [term.coefficients(wide_type(call.q)) for term in terms]
-    if not is_worth_it(call, terms, coefficients):
+    return (terms, coefficients) if is_worth_it(call, terms, coefficients) else None
+
+
+def describe(call: Call) -> str | None:
+    """What `attention` would do, in words; None where it would do nothing."""
+    if (made := chosen(call)) is None:
         return None
-    needed = share(call, terms, coefficients)
-    where = "columns centred in each tile" if Head(call, terms, coefficients, 0, 0).columns else "scores formed from D"
+    needed = share(call, *made)
+    where = "columns centred in each tile" if Head(call, *made, 0, 0).columns else "scores formed from D"
     gain = f"about {sparse.cost(call, needed):.2f} of the time of all tiles"
     return f"{call.names} over the {needed:.1%} of tiles that may have weight, {where}; expected: {gain}"
 
 
 def attention(call: Call) -> Tensor | None:
     """Attention over the tiles that a call needs; None where dense attention is as fast or the bound does not apply."""
-    terms = sparse.served(call)
-    if terms is None:
+    if call.q.device.type != "cpu" or (made := chosen(call)) is None:
         return None
-    coefficients = [term.coefficients(wide_type(call.q)) for term in terms]
-    if not is_worth_it(call, terms, coefficients):
-        return None
-    out: Tensor = _Attention.apply(call, terms, call.needs_grad, call.q, call.k, call.v, *coefficients)
+    out: Tensor = _Attention.apply(call, made[0], call.needs_grad, call.q, call.k, call.v, *made[1])
     return out

@@ -35,16 +35,28 @@ def tilings(positions: Positions) -> list[Tiling]:
     return positions.once(("tilings",), lambda: [tiling(r) for r in positions.r.detach()])
 
 
-def tiling(r: Tensor) -> Tiling:
+def aligned(positions: Positions, size: int) -> Positions:
+    """The same positions in tiles of `size` tokens each, but for the last tile; made once."""
+
+    def make() -> Positions:
+        again = Positions(positions.r, positions.unplaced)
+        again.once(("tilings",), lambda: [tiling(r, size) for r in again.r.detach()])
+        return again
+
+    return positions.once(("aligned", size), make)
+
+
+def tiling(r: Tensor, size: int | None = None) -> Tiling:
     """Tiles of positions (N, p): sets of tokens are halved across their longest side until about TILE are left.
 
     On a grid these are blocks. Neighbours in the list of tiles are halves of one set, so runs of them are compact too.
+    size: tokens of every tile but the last, if not all shall have nearly as many.
     """
     here, r = placed(r), r.double()
     tokens = here.nonzero()[:, 0]
-    n = len(tokens)
-    levels = max(0, round(math.log2(max(n, 1) / TILE)))
-    index = tokens.new_full((1, max(1, -(-n // 2**levels)) * 2**levels), -1)
+    n, unit = len(tokens), size or 1
+    levels = max(0, round(math.log2(max(n, 1) / TILE))) if size is None else ((max(n, 1) - 1) // size).bit_length()
+    index = tokens.new_full((1, max(1, -(-n // (unit * 2**levels))) * unit * 2**levels), -1)
     index[0, :n], count = tokens, torch.tensor([n], device=r.device)
     for level in range(levels + 1):
         x = torch.where((index < 0)[..., None], torch.nan, r[index])  # (sets, slots, p)
@@ -53,14 +65,14 @@ def tiling(r: Tensor) -> Tiling:
             break
         axis = (high - low).argmax(-1)[:, None, None].expand(-1, x.shape[1], 1)
         order = x.gather(2, axis)[..., 0].nan_to_num(nan=math.inf).sort(dim=1, stable=True)[1]
-        index, half = index.gather(1, order), (count + 1) // 2
+        index, half = index.gather(1, order), torch.minimum(((count + unit - 1) // unit + 1) // 2 * unit, count)
         slots = torch.arange(index.shape[1] // 2, device=r.device)[None]
         lower = torch.where(slots < half[:, None], index[:, : slots.shape[1]], -1)
         upper = index.gather(1, (slots + half[:, None]).clamp(max=index.shape[1] - 1))
         upper = torch.where(slots < (count - half)[:, None], upper, -1)
         index, count = torch.stack([lower, upper], 1).flatten(0, 1), torch.stack([half, count - half], 1).flatten()
-    if not n:
-        index, low, high = index[:0], low[:0], high[:0]
+    if not n or size is not None:
+        index, low, high = (x[count > 0] for x in (index, low, high))
     return Tiling(index, low, high, (~here).nonzero()[:, 0])
 
 

@@ -20,10 +20,12 @@ from torch import Tensor
 
 from ..relative import split
 from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
+from .lists import compressed, listed, share
 from .terms import Distance, Quadratic, Relative, Table, Term
 
 LARGEST_SIZE = 128  # of a head
 LARGEST_P = 4
+LIST = 64  # tokens of a block in lists of blocks; tiles of all passes have to divide it
 CAPABILITY = (8, 0)  # the oldest GPU generation that the tiles below were compiled for
 INSTALLED = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")  # as Triton reads it
@@ -66,6 +68,9 @@ def tiles(name: str, call: Inputs) -> Tiles:
         halvings = int(p == LARGEST_P) + int(single and (p == LARGEST_P or (table and p == 3)))
     else:
         halvings = int(single and mask)
+    if call.starts is not None:  # all passes visit the same pairs of blocks
+        warps = 4 if single and name == "forward" else found.warps  # with 8, some would spill
+        found = found._replace(i=min(found.i, LIST), j=min(found.j, LIST), warps=warps)
     for _ in range(halvings):
         found = found._replace(j=found.j // 2) if found.j > 16 else found._replace(i=max(16, found.i // 2))
     return found
@@ -118,7 +123,8 @@ class Inputs(NamedTuple):
     """One attention call as the operators take it.
 
     r: positions of queries in float32, with remainders in `low` where they were float64; key_r, key_low: those of keys.
-    mask: (B or 1, H or 1, n or 1, N).
+    mask: (B or 1, H or 1, n or 1, N). entries: lists of the blocks of keys that each block of queries of a head visits,
+    which begin at `starts`, or None for all; key_entries, key_starts: of the blocks of queries that visit one of keys.
     """
 
     q: Tensor
@@ -136,10 +142,18 @@ class Inputs(NamedTuple):
     bias: Tensor | None
     weight: float
     unplaced: bool
+    starts: Tensor | None = None
+    entries: Tensor | None = None
+    key_starts: Tensor | None = None
+    key_entries: Tensor | None = None
 
     @classmethod
-    def of(cls, call: Call) -> Inputs:
+    def of(cls, call: Call, visits: Tensor | None = None) -> Inputs:
+        """visits: which blocks of keys each block of queries visits, (B, H, blocks of queries, blocks of keys)."""
         fields: dict[str, Any] = dict.fromkeys(cls._fields) | {"weight": 1.0, "unplaced": False}
+        if visits is not None:
+            fields["starts"], fields["entries"] = compressed(visits)
+            fields["key_starts"], fields["key_entries"] = compressed(visits.mT)
         fields |= {name: getattr(call, name) for name in ("q", "k", "v", "mask", "scale")}
         for term in call.terms:
             fields |= {name: getattr(term, name) for name in _FIELDS[type(term)]}
@@ -205,11 +219,14 @@ def _arguments(name: str, call: Inputs) -> dict[str, Any]:
     mask = None if call.mask is None else call.mask.view(torch.uint8)
     shared = mask is None or mask.shape[2] == 1  # by all queries
     tensors |= dict(padding=mask, mask=None) if shared else dict(padding=None, mask=mask)
+    by_key = name == "backward_key"
     return dict(
         **tensors,
         **{f"{name}_at": _strides(x) for name, x in tensors.items()},
         **{name: getattr(call, name) for name in ("r", "low", "key_r", "key_low", "slopes")},
         **{f"{name}_at": (_strides(getattr(call, name)) or (0,))[0] for name in ("r", "key_r")},
+        starts=call.key_starts if by_key else call.starts,
+        entries=call.key_entries if by_key else call.entries,
         heads=q.shape[1],
         n=q.shape[2],
         N=k.shape[2],
@@ -225,6 +242,7 @@ def _arguments(name: str, call: Inputs) -> dict[str, Any]:
         VALUE_WIDTH=_power(v.shape[-1]),
         BLOCK_I=shape.i,
         BLOCK_J=shape.j,
+        LIST=LIST,
         num_warps=shape.warps,
         num_stages=shape.stages,
         enable_fp_fusion=True,
@@ -296,9 +314,11 @@ def backward(
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, r: Tensor | None, low: Tensor | None,
     key_r: Tensor | None, key_low: Tensor | None, M: Tensor | None, g: Tensor | None, slopes: Tensor | None,
-    bias: Tensor | None, weight: float, unplaced: bool, keep: bool,
+    bias: Tensor | None, weight: float, unplaced: bool, starts: Tensor | None, entries: Tensor | None,
+    key_starts: Tensor | None, key_entries: Tensor | None, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    call = Inputs(q, k, v, mask, scale, r, low, key_r, key_low, M, g, slopes, bias, weight, unplaced)
+    lists = (starts, entries, key_starts, key_entries)
+    call = Inputs(q, k, v, mask, scale, r, low, key_r, key_low, M, g, slopes, bias, weight, unplaced, *lists)
     return forward(call, keep)
 
 
@@ -311,10 +331,12 @@ def _(*inputs):  # type: ignore[no-untyped-def]
 def _attention_backward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, r: Tensor | None, low: Tensor | None,
     key_r: Tensor | None, key_low: Tensor | None, M: Tensor | None, g: Tensor | None, slopes: Tensor | None,
-    bias: Tensor | None, weight: float, unplaced: bool, dout: Tensor, out: Tensor, rest: Tensor, norm: Tensor,
+    bias: Tensor | None, weight: float, unplaced: bool, starts: Tensor | None, entries: Tensor | None,
+    key_starts: Tensor | None, key_entries: Tensor | None, dout: Tensor, out: Tensor, rest: Tensor, norm: Tensor,
     wanted: list[bool],
 ) -> list[Tensor]:  # fmt: skip
-    call = Inputs(q, k, v, mask, scale, r, low, key_r, key_low, M, g, slopes, bias, weight, unplaced)
+    lists = (starts, entries, key_starts, key_entries)
+    call = Inputs(q, k, v, mask, scale, r, low, key_r, key_low, M, g, slopes, bias, weight, unplaced, *lists)
     return backward(call, dout, (out, rest, norm), wanted)
 
 
@@ -347,8 +369,15 @@ _attention_backward.register_autograd(refuse_second_derivative)
 
 def attention(call: Call) -> Tensor:
     """As `reference.attention`, without the weights. For calls that `refuse` has nothing against."""
-    out: Tensor = _attention(*Inputs.of(call), keep=call.needs_grad)[0]
-    return out
+    if (lists := listed(call, LIST)) is None:
+        out: Tensor = _attention(*Inputs.of(call), keep=call.needs_grad)[0]
+        return out
+    inputs = Inputs.of(lists.call, lists.blocks(LIST, LIST))
+    return lists.queries.undo(_attention(*inputs, keep=call.needs_grad)[0])
+
+
+def _describe(call: Call) -> str:
+    return f"one fused Triton kernel, {call.names} computed inside it{share(call, LIST, LIST)}"
 
 
 register_kernel(
@@ -357,7 +386,7 @@ register_kernel(
         10,
         True,
         refuse,
-        lambda call: f"one fused Triton kernel, {call.names} computed inside it",
+        _describe,
         attention,
         by_name=lambda call: None if call.q.is_cuda else "it would run in Triton's interpreter; ask for it by name",
     )

@@ -7,6 +7,7 @@ but the factors of matrix products.
 Scores are in units of log 2: factors named `..2` hold log2(e). n queries, N keys, P position dims; tuples named `.._at`
 are strides, 0 where one entry serves all. r and low are the positions of queries, key_r and key_low those of keys.
 `padding` hides keys from all queries of a head, `mask` from single queries. BY_HAND is for Triton's interpreter.
+A program looks at all keys (or queries), or at the list of its block: `entries` from `starts` on, in blocks of LIST.
 """
 
 # mypy: ignore-errors
@@ -65,6 +66,25 @@ def _base(pointer, at, b, h):
 
 
 @triton.jit
+def _list(starts, pair, first, n, N, LIST: tl.constexpr):
+    """Where the list of the block that begins with row `first` of n begins, and how many columns of N it has."""
+    begin, span = tl.full((), 0, tl.int64), N
+    if starts is not None:
+        at = starts + pair.to(tl.int64) * tl.cdiv(n, LIST) + first // LIST
+        begin = tl.load(at)
+        span = ((tl.load(at + 1) - begin) * LIST).to(tl.int32)
+    return begin, span
+
+
+@triton.jit
+def _column(entries, begin, at, LIST: tl.constexpr):
+    """Which column stands at a place of a list; without a list they stand in their order."""
+    if entries is not None:
+        at = tl.load(entries + begin + at // LIST) * LIST + at % LIST
+    return at
+
+
+@triton.jit
 def _unpadded(padding, padding_at, b, h, columns, valid):
     """Which of these keys exist and are no padding."""
     if padding is not None:
@@ -89,10 +109,11 @@ def _add_tables(s, bias, bias_at, mask, mask_at, b, h, rows, columns, inside, we
 @triton.jit
 def forward(
     q, q_at, k, k_at, v, v_at, padding, padding_at, mask, mask_at, r, low, r_at, key_r, key_low, key_r_at,
-    M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, norm, heads, n, N, scale2, weight2,
+    M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, norm, starts, entries,
+    heads, n, N, scale2, weight2,
     P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
-    BLOCK_J: tl.constexpr,
+    BLOCK_J: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """Outputs of BLOCK_I queries; and for the backward passes what rounding took from them, and the log-sum-exp."""
     tiles = tl.cdiv(n, BLOCK_I)
@@ -113,7 +134,9 @@ def forward(
     top = tl.full((BLOCK_I,), float("-inf"), tl.float32)
     total = tl.full((BLOCK_I,), 0.0, tl.float32)
     sums = tl.full((BLOCK_I, VALUE_WIDTH), 0.0, tl.float32)
-    for start in range(0, N, BLOCK_J):
+    begin, span = _list(starts, pair, first, n, N, LIST)
+    for at in range(0, span, BLOCK_J):
+        start = _column(entries, begin, at, LIST)
         columns = start + tl.arange(0, BLOCK_J)
         exists = columns < N
         valid = _unpadded(padding, padding_at, b, h, columns, exists)
@@ -151,10 +174,10 @@ def forward(
 def backward_query(
     q, q_at, k, k_at, v, v_at, padding, padding_at, mask, mask_at, r, low, r_at, key_r, key_low, key_r_at,
     M, M_at, g, g_at, slopes, bias, bias_at, out, rest, out_at, norm, dout, dout_at, delta, dq, dq_at, dM, dg, dslopes,
-    heads, n, N, scale, scale2, weight2,
+    starts, entries, heads, n, N, scale, scale2, weight2,
     P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
-    BLOCK_J: tl.constexpr,
+    BLOCK_J: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """Gradients of BLOCK_I queries and their coefficients; delta, which `backward_key` needs; a share of dslopes."""
     tiles = tl.cdiv(n, BLOCK_I)
@@ -189,7 +212,9 @@ def backward_query(
     SLOPES: tl.constexpr = 3 if dslopes is not None else 0
     moments = zeros(FORMS + LINEARS + SLOPES, BLOCK_I)
     sums = tl.full((BLOCK_I, WIDTH), 0.0, tl.float32)
-    for start in range(0, N, BLOCK_J):
+    begin, span = _list(starts, pair, first, n, N, LIST)
+    for at in range(0, span, BLOCK_J):
+        start = _column(entries, begin, at, LIST)
         columns = start + tl.arange(0, BLOCK_J)
         exists = columns < N
         valid = _unpadded(padding, padding_at, b, h, columns, exists)
@@ -233,10 +258,10 @@ def backward_query(
 def backward_key(
     q, q_at, k, k_at, v, v_at, padding, padding_at, mask, mask_at, r, low, r_at, key_r, key_low, key_r_at,
     M, M_at, g, g_at, slopes, bias, bias_at, norm, dout, dout_at, delta, dk, dk_at, dv, dv_at,
-    heads, n, N, scale, scale2, weight2,
+    starts, entries, heads, n, N, scale, scale2, weight2,
     P: tl.constexpr, FULL: tl.constexpr, UNPLACED: tl.constexpr, BY_HAND: tl.constexpr, SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
-    BLOCK_J: tl.constexpr,
+    BLOCK_J: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """Gradients of BLOCK_J keys and values. Scores stand transposed: keys down, queries across."""
     tiles = tl.cdiv(N, BLOCK_J)
@@ -260,7 +285,9 @@ def backward_key(
 
     key_sums = tl.full((BLOCK_J, WIDTH), 0.0, tl.float32)
     value_sums = tl.full((BLOCK_J, VALUE_WIDTH), 0.0, tl.float32)
-    for start in range(0, n, BLOCK_I):
+    begin, span = _list(starts, pair, first, N, n, LIST)
+    for at in range(0, span, BLOCK_I):
+        start = _column(entries, begin, at, LIST)
         rows = start + tl.arange(0, BLOCK_I)
         inside = rows < n
         queries = _tile(q + start * q_n + queries_at, inside, SIZE, WIDTH)

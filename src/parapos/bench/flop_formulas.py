@@ -52,22 +52,22 @@ def _convolution_backward(*args: Any, **kwargs: Any) -> int:
 flop_registry[torch.ops.aten.convolution_backward] = _convolution_backward
 
 
-def _in_kernel(inputs: dict[str, Any]) -> int:
-    """Multiply-adds per score of the terms that the Triton kernel is given."""
-    forms = sum(prod(inputs[name][3:]) for name in ("M", "g") if inputs[name] is not None)
-    return forms + sum(inputs[name] is not None for name in ("slopes", "bias"))
+def _in_kernel(*args: Any) -> tuple[int, int, int, int]:
+    """As `_products`, of what the Triton kernel is given: all scores, or those of the blocks in its lists."""
+    inputs = dict(zip(triton.Inputs._fields, args, strict=False))
+    terms = sum(prod(inputs[x][3:]) if x in ("M", "g") else 1 for x in ("M", "g", "slopes", "bias") if inputs[x])
+    scores = inputs["entries"][0] * triton.LIST**2 if inputs["entries"] else prod(args[0][:3]) * args[1][2]
+    return scores, args[0][-1], args[2][-1], terms
 
 
 @register_flop_formula(torch.ops.parapos.triton_attention)
 def _triton_forward(*args: Any, **_: Any) -> int:
-    inputs = dict(zip(triton.Inputs._fields, args, strict=False))
-    (b, h, n, size), keys = inputs["q"], inputs["k"][2]
-    return 2 * b * h * n * keys * (size + inputs["v"][-1] + _in_kernel(inputs))
+    scores, size, value, terms = _in_kernel(*args)
+    return 2 * scores * (size + value + terms)
 
 
 @register_flop_formula(torch.ops.parapos.triton_attention_backward)
 def _triton_backward(*args: Any, **_: Any) -> int:
     """As above, with scores and the gradients of weights made in both passes."""
-    inputs = dict(zip(triton.Inputs._fields, args, strict=False))
-    (b, h, n, size), keys = inputs["q"], inputs["k"][2]
-    return 2 * b * h * n * keys * (4 * size + 3 * inputs["v"][-1] + 3 * _in_kernel(inputs))
+    scores, size, value, terms = _in_kernel(*args)
+    return 2 * scores * (4 * size + 3 * value + 3 * terms)
