@@ -6,6 +6,7 @@ a multiple of 8 by the paper's columns in q.k alone, and from W_b folded into W_
 
 from __future__ import annotations
 
+MODEL, SIZE = "vit_base_patch16", 224
 TOKENS, DIM, HEADS, HEAD_DIM, DEPTH, MLP, CLASSES, PATCH_INPUTS = 197, 768, 12, 64, 12, 3072, 1000, 768
 EXPLICIT = ("alibi", "lookhere")  # attention by explicit products: nothing is recomputed in training
 

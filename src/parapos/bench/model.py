@@ -14,13 +14,10 @@ from __future__ import annotations
 import copy
 import itertools
 import statistics
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
 from typing import Any, ClassVar
 
 import torch
@@ -33,7 +30,7 @@ from ..models import create_model
 from ..models.unitr import UniTR
 from ..models.vit import PatchBackbone
 from . import measure
-from .flops import gflops
+from .flops import MODEL, SIZE, gflops
 from .steps import job_of
 
 MODELS = [name for name, (cls, _) in REGISTRY.items() if issubclass(cls, PatchBackbone | UniTR)]
@@ -82,14 +79,6 @@ class Setting:
 
     def __str__(self) -> str:
         return f"{self.model} at {self.size} px, batch {self.batch}, {self.dtype}"
-
-
-@cache
-def paper() -> dict[str, Any]:
-    """The published table: model, size, and per row the figures by column name."""
-    table = tomllib.loads(resources.files(__package__).joinpath("paper_efficiency.toml").read_text())
-    rows = {row: dict(zip(table["columns"], figures, strict=True)) for row, figures in table["rows"].items()}
-    return {"model": table["model"], "size": table["size"], "rows": rows}
 
 
 def make_rows(encodings: Sequence[str], parabolas: Sequence[int], direct: bool = False) -> list[Row]:
@@ -226,7 +215,7 @@ def count(row: Row, model: str, size: int, device: str) -> dict[str, float | Non
 
 def analytic(row: Row, model: str, size: int) -> dict[str, float] | None:
     """GFLOP by mode as `flops.py` has them: for the paper's model and size alone."""
-    if (model, size) != (paper()["model"], paper()["size"]) or row.form is not None:
+    if (model, size) != (MODEL, SIZE) or row.form is not None:
         return None
     parabolas = {} if row.parabolas is None else {"parabolas": row.parabolas}
     return {mode: gflops(row.encoding, training=mode == "training", **parabolas) for mode in MODES}

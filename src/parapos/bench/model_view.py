@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import text
-from . import measure
-from .model import BASE, MODES, paper
+from .. import recipes, text
+from . import flops, measure
+from .model import BASE, MODES
 
 UNMEASURED, UNKNOWN = "not measured", "-"
 PAPER, ANALYTIC = "paper", "analytic"
@@ -27,8 +27,8 @@ def _find(results: dict[str, Any], kind: str, row: str, size: int, mode: str) ->
 
 def published(results: dict[str, Any], row: str, size: int, column: str) -> float | None:
     """The paper's figure, where this is the model and the size of the paper's table."""
-    same = (results["model"], size) == (paper()["model"], paper()["size"])
-    return paper()["rows"].get(row, {}).get(column) if same else None
+    same = (results["model"], size) == (flops.MODEL, flops.SIZE)
+    return recipes.published("efficiency", row, column) if same else None
 
 
 def paper_ratio(results: dict[str, Any], row: str, size: int, column: str) -> float | None:

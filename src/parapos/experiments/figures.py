@@ -15,10 +15,11 @@ from torch import Tensor
 from ..attention.terms import Term
 from ..encodings import ENCODINGS, create_encoding
 from ..encodings.looks import LOOKS, label
+from ..recipes import paper
 from ..tasks.base import Metric
 from ..text import table as as_text
 from . import plots
-from .tables_spec import load, paper
+from .tables_spec import load
 
 OURS = ("pape", "pape_ri")  # the encodings that the paper proposes
 MATCH = 0.5  # points: a smaller gap to the best baseline counts as a match

@@ -13,15 +13,13 @@ is what a run takes, and a column may be `loss_at` a step of training.
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
+from .. import recipes
 from ..data import DATASETS
 from ..text import nearest
 from ..training import recipe
@@ -132,7 +130,7 @@ class Table:
             for source in filter(None, [self.recipe, *self.blocks.values()]):
                 recipe.load(source)  # its plug-ins may bring the data set
         named: dict[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {}  # what names what, by key
-        named |= {"paper": ((self.paper,), paper()), "choose": ((self.choose,), self.columns)}
+        named |= {"paper": ((self.paper,), recipes.paper()), "choose": ((self.choose,), self.columns)}
         for name, column in self.columns.items():
             drawn_in = () if isinstance(column.interpolate, bool) else column.interpolate
             named |= {f"columns.{name}.interpolate": (drawn_in, self.rows)}
@@ -152,23 +150,12 @@ class Table:
 
     def published(self, row: str, column: str) -> float | None:
         """The paper's figure, if it has one."""
-        section = paper().get(self.paper, {"columns": [], "rows": {}})
-        figures = dict(zip(section["columns"], section["rows"].get(row, ()), strict=False))
-        figure = figures.get(column)
-        return None if figure is None or math.isnan(figure) else figure
-
-
-@cache
-def paper() -> dict[str, Any]:
-    """The published figures, by section: names of columns, and a list per row."""
-    file = resources.files("parapos") / "recipes" / "published" / "tables.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+        return recipes.published(self.paper, row, column)
 
 
 def shelf() -> dict[str, Path]:
     """The tables that come with the package, by name."""
-    folder = Path(str(resources.files("parapos") / "recipes" / "tables"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return recipes.shelf("tables")
 
 
 def load(source: str | Path) -> Table:

@@ -13,7 +13,6 @@ import inspect
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -21,6 +20,7 @@ import tomli_w
 import torch
 
 from .. import plugins as extensions
+from .. import recipes
 from ..blocks import Attention
 from ..data import DATASETS, FormatError, Source, create_dataset, find_dataset
 from ..encodings import ENCODINGS
@@ -164,8 +164,7 @@ def make(values: Mapping[str, Any], name: str, origins: Mapping[str, str] | None
 
 def shelf() -> dict[str, Path]:
     """The recipes that come with the package, by name."""
-    folder = Path(str(resources.files("parapos") / "recipes"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return recipes.shelf()
 
 
 def find(source: str | Path) -> Path:
