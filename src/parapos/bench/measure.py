@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 
 from .. import plugins, processes
+from ..canvas import save, subplots
 from ..malloc import release_memory
 
 P = ParamSpec("P")
@@ -225,17 +226,17 @@ class Panel(NamedTuple):
 
 def draw(path: Path, rows: Sequence[Sequence[Panel]], title: str) -> None:
     """Rows of panels with logarithmic axes and one legend for all. Neighbouring curves share a hue, dark and light."""
-    from ..experiments import plots
+    from matplotlib import colormaps
 
-    figure, axes = plots.subplots(len(rows), len(rows[0]), size=(5.2 * len(rows[0]), 3.9 * len(rows)), squeeze=False)
+    figure, axes = subplots(len(rows), len(rows[0]), size=(5.2 * len(rows[0]), 3.9 * len(rows)), squeeze=False)
     names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
-    inks = plots.load_pyplot().get_cmap("tab20").colors
+    inks = colormaps["tab20"]
     for axis, panel in zip(axes.flat, (panel for row in rows for panel in row), strict=True):
         xs: list[Any] = list(dict.fromkeys(x for points in panel.curves.values() for x, _ in points))
         numbers = all(not isinstance(x, str) for x in xs)
         for name, points in ((name, points) for name, points in panel.curves.items() if points):
             look = dict(
-                color=inks[names.index(name) % len(inks)],
+                color=inks(names.index(name) % inks.N),
                 linestyle="-" if numbers else "none",
                 marker="o",
                 markersize=4,
@@ -253,4 +254,4 @@ def draw(path: Path, rows: Sequence[Sequence[Panel]], title: str) -> None:
     }
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=10)
-    plots.save(figure, path)
+    save(figure, path)

@@ -1,6 +1,6 @@
 """Plots of grids: values over the resolution, losses over the steps.
 
-Colours and names of encodings are the same in every plot. matplotlib is imported when something is drawn.
+Colours and names of encodings are the same in every plot.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..canvas import save, subplots
 from ..encodings.looks import LOOKS
 from ..tasks.base import Metric
-
-DPI = 150
 
 
 @dataclass(frozen=True)
@@ -43,23 +42,6 @@ class Line:
             return [None if a is None or b is None else (a, b) for a, b in zip(self.low, self.high, strict=True)]
         spreads = self.spread or [None] * len(self.values)
         return [None if v is None or s is None else (v - s, v + s) for v, s in zip(self.values, spreads, strict=True)]
-
-
-def load_pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def subplots(*shape: int, size: tuple[float, float] = (7.6, 4.6), **options: Any) -> tuple[Any, Any]:
-    """A figure of a size in inches and its axes, open at the top and at the right."""
-    figure, axes = load_pyplot().subplots(*shape, figsize=size, layout="constrained", **options)
-    for axis in figure.axes:
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def _spread(wanted: Sequence[float], gap: float) -> list[float]:
@@ -157,9 +139,3 @@ def bars(axis: Any, groups: Sequence[str], lines: Sequence[Line]) -> None:
         axis.bar(places, line.values, wide, color=line.ink, label=line.name)
     axis.set_xticks(range(len(groups)), groups)
     axis.legend(ncols=7, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14))
-
-
-def save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI, bbox_inches="tight")
-    load_pyplot().close(figure)
