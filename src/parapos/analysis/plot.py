@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MARK = "#D55E00"  # of the query
 RING: dict[str, Any] = dict(markersize=6, markerfacecolor="none", markeredgecolor=MARK, markeredgewidth=1.7)
+EMPTY: dict[str, Any] = dict(facecolor="#f4f4f4", hatch="////", edgecolor="#cfcfcf", linewidth=0, zorder=0)
 GAP = 0.07  # inches between cells
 WIDTH, SIDES = 9.5, (1.0, 1.9)  # inches for all cells of a row, and of a cell's longer side, least and most
 LINEAR, FAR = 1.0, 20.0  # where scores go beyond +-FAR, those beyond +-LINEAR are drawn by their logarithm
@@ -58,10 +59,7 @@ def draw(path: Path, *strips: Strip, title: str) -> None:
         for line, (_, values, colours, scale) in enumerate(bands(strip), 1):
             for i, value in zip(here, values, strict=True):
                 axis = cells[i, line]
-                empty: dict[str, Any] = dict(
-                    facecolor="#f4f4f4", hatch="////", edgecolor="#cfcfcf", linewidth=0, zorder=0
-                )
-                axis.add_patch(Rectangle((-0.5, -0.5), value.shape[1], value.shape[0], **empty))
+                axis.add_patch(Rectangle((-0.5, -0.5), value.shape[1], value.shape[0], **EMPTY))
                 drawn = axis.imshow(value.numpy(), cmap=colours, norm=scale, zorder=1)
                 if i - here[0] == when:
                     axis.plot(col, row, "o", zorder=2, **RING)
@@ -131,15 +129,9 @@ def heads(path: Path, score: Tensor, bounded: Tensor, *, title: str) -> None:
         (axes[1], bounded, bounded, 1.0, "mean of (P - Y) / (P + Y)"),
     ):
         axis.imshow(cells.numpy(), cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto")
-        for layer in range(depth):
-            for head in range(count):
-                if cells[layer, head].isnan():
-                    continue
-                dark = abs(float(cells[layer, head])) > 0.6 * limit
-                message = _short(float(values[layer, head]))
-                axis.text(
-                    head, layer, message, ha="center", va="center", fontsize=7, color="white" if dark else "black"
-                )
+        for layer, head in (~cells.isnan()).nonzero().tolist():
+            ink = "white" if abs(float(cells[layer, head])) > 0.6 * limit else "black"
+            axis.text(head, layer, _short(float(values[layer, head])), ha="center", va="center", fontsize=7, color=ink)
         axis.set_xticks(range(count), [str(h + 1) for h in range(count)])
         axis.set_yticks(range(depth), [str(l + 1) for l in range(depth)])
         axis.set(xlabel="head", ylabel="layer")
