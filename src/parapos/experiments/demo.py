@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ..encodings.looks import label
 from ..training import recipe
 from . import demo_report, render, store, tables
 from .demo_report import Committed
-from .grid import Grid, Place, Repeat, Results, Run, collect
+from .grid import Grid, Results, Run, collect, fill
 from .tables_spec import Column, Row, Table
 
 ENCODINGS = ("pape", "lookhere", "rope", "sincos")
@@ -121,7 +121,7 @@ def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool)
     changes = dict(QUICK) if quick else {}
     source, what = ("demo", "handwritten digits") if data is None else ("demo_images", readable(data.resolve().name))
     if data is not None:
-        largest = max(_sizes(recipe.load(source).data.sides[0]).values())
+        largest = max(column.size for column in _columns(recipe.load(source).data.sides[0]).values())
         changes["data.root"] = str(lay_out(data, out / "data", largest=largest))
     grid = _grid(out / "runs", source, changes, encodings, what, is_quick=quick)
     for run in grid.runs:
@@ -140,11 +140,11 @@ def _processes(encodings: Sequence[str]) -> int:
     return min(2, os.cpu_count() or 1, len(encodings))
 
 
-def _sizes(trained: int) -> dict[str, int]:
-    """The test sizes of the table `demo`, by the names of its columns, for models trained at another size."""
+def _columns(trained: int) -> dict[str, Column]:
+    """The columns of the table `demo`, for models trained at another size."""
     columns = tables.load("demo").columns
-    base = min(column.size or 0 for column in columns.values())
-    return {name: trained * (column.size or 0) // base for name, column in columns.items()}
+    base = min(column.size for column in columns.values())
+    return {name: replace(column, size=trained * column.size // base) for name, column in columns.items()}
 
 
 def _grid(
@@ -162,27 +162,17 @@ def _grid(
         merged = {**changes, "model.encoding": name}
         runs[name] = Run(source, merged, folder / name, recipe.load(source, merged), label=label(name), given=is_given)
     first = next(iter(runs.values()))
-    trained, model = first.side, tables.load("demo")
-    columns = {
-        name: Column(size=size, interpolate=model.columns[name].interpolate)
-        for name, size in _sizes(trained).items()
-        if not is_quick or size in (trained, 2 * trained)
-    }
-    block = "digits" if source == "demo" else what
-    places: dict[Place, tuple[Repeat, ...]] = {
-        (block, row, name): (Repeat(run, column.evaluation(row, trained), run.metric()),)
-        for row, run in runs.items()
-        for name, column in columns.items()
-    }
-    title = (
-        f"Small ViTs trained on {what} at {trained} px for {first.wanted.optim.epochs} epochs, tested on larger images"
-    )
+    trained, epochs = first.side, first.wanted.optim.epochs
+    columns = _columns(trained)
+    if is_quick:
+        columns = {name: column for name, column in columns.items() if column.size in (trained, 2 * trained)}
+    title = f"Small ViTs trained on {what} at {trained} px for {epochs} epochs, tested on larger images"
     table = Table(
         name="demo",
         title=f"{SMOKE}: {title}" if is_quick else title,
         rows={row: Row(changes={"model.encoding": row}) for row in runs},
         columns=columns,
         seeds=(first.wanted.run.seed,),
-        blocks={block: source},
+        blocks={"digits" if source == "demo" else what: source},
     )
-    return Grid(table, places, {name: name for name in encodings})
+    return fill(table, lambda block, row, column: [runs[row]])

@@ -73,8 +73,8 @@ def extrapolation(path: Path) -> str:
     table = load("extrapolation")
     sizes = [column.size for column in table.columns.values()]
     lines = [plots.Line(label(row), row, [table.published(row, c) for c in table.columns]) for row in table.rows]
-    metric = Metric("published", "published score", "%")
-    plots.curves(path, sizes, lines, trained=sizes[0], title=f"{table.title} (the paper's figures)", metric=metric)
+    metric, title = Metric("published", "published score", "%"), f"{table.title} (the paper's figures)"
+    plots.curves(path, sizes, {"": lines}, trained=sizes[0], title=title, metric=metric)
     ends = {line.name: line.values[-1] or 0.0 for line in lines}
     best, second = sorted(ends, key=lambda name: -ends[name])[:2]
     return f"At {sizes[-1]} px {best} is {ends[best] - ends[second]:.1f} points above the next best, {second}."

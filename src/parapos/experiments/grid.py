@@ -7,13 +7,15 @@ data.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +25,7 @@ from ..training.recipe import Recipe
 from ..training.runs import FINISHED
 from ..training.schema import Model
 from .store import Cells, Evaluation, ReportError, Scores, at_step, value_of
-from .tables_spec import Column, Row, Table
+from .tables_spec import Column, Table
 
 TRAINING_LOSS = Metric("train_loss", "training loss", higher_is_better=False)
 
@@ -133,12 +135,11 @@ def collect(jobs: Sequence[Job], *, curves: bool = False) -> Results:
 
 @dataclass(frozen=True)
 class Grid:
-    """Places and their repeats. encodings: of rows that are not named after one, for plots. only: the rows that are
-    shown, if not all of the table, whether they have places or not."""
+    """Places and their repeats. only: the rows that are shown, if not all of the table, whether they have places or
+    not."""
 
     table: Table
     places: dict[Place, tuple[Repeat, ...]]
-    encodings: dict[str, str] = field(default_factory=dict)
     only: tuple[str, ...] = ()
 
     @cached_property
@@ -214,17 +215,27 @@ class Grid:
         return [statistics.fmean(v for v in line if v is not None) for line in lines if None not in line]
 
 
-def of_sizes(title: str, rows: Mapping[str, tuple[Run, bool]], sizes: Sequence[int], **more: str) -> Grid:
-    """Runs at many sizes: a row for a run, with positions interpolated or as they are, and a column for a size."""
-    columns = {f"{size} px": Column(size=size) for size in sizes}
+def fill(
+    table: Table, find: Callable[[str, str, Column], Sequence[Run]], only: Sequence[str] = (), **more: Any
+) -> Grid:
+    """The grid of a table. find(block, row, column): the runs of a place. more: what all evaluations have beside that
+    which columns say."""
     places: dict[Place, tuple[Repeat, ...]] = {}
-    for row, (run, interpolated) in rows.items():
-        for name, column in columns.items():
-            evaluation = Evaluation.at(column.size, trained=run.side, interpolated=interpolated, **more)
-            places["", row, name] = (Repeat(run, evaluation, run.metric()),)
-    shown = {row: Row(dashed=interpolated) for row, (_, interpolated) in rows.items()}
-    encodings = {row: run.wanted.model.encoding for row, (run, _) in rows.items()}
-    return Grid(Table(title=title, rows=shown, columns=columns), places, encodings)
+    for row, block, (name, column) in itertools.product(table.rows, table.blocks or [""], table.columns.items()):
+        if (only and row not in only) or not column.measured or column.mean_of or row in column.without:
+            continue
+        repeats = []
+        for run in find(block, row, column):
+            evaluation: Evaluation | str = at_step(column.loss_at)
+            try:
+                if not column.loss_at:
+                    evaluation = replace(column.evaluation(row, run.side), **more)
+                metric = TRAINING_LOSS if column.loss_at else run.metric(column.metric)
+            except ReportError as error:
+                raise ReportError(f"{table.name}: columns.{name}.{error}") from None
+            repeats.append(Repeat(run, evaluation, metric))
+        places[block, row, name] = tuple(repeats)
+    return Grid(table, places, only=tuple(only))
 
 
 @cache

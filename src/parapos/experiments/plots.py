@@ -5,7 +5,7 @@ Colours and names of encodings are the same in every plot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,13 @@ from ..tasks.base import Metric
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: values by x, None where nothing was measured. dashed: with position interpolation. spread: how far the
-    values reach up and down, drawn as a band; low and high: instead, where it begins and ends. dots: single values
-    beside it. colour: instead of the encoding's."""
+    """A curve: values by x, None where nothing was measured. dashed: with position interpolation. colour: instead of
+    the encoding's. low and high: where a band begins and ends. dots: single values beside it."""
 
     name: str
     encoding: str
     values: Sequence[float | None]
     dashed: bool = False
-    spread: Sequence[float | None] = ()
     colour: str = ""
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
@@ -34,14 +32,6 @@ class Line:
     @property
     def ink(self) -> str:
         return self.colour or LOOKS[self.encoding][1]
-
-    @property
-    def band(self) -> list[tuple[float, float] | None]:
-        """Where the band begins and ends at each x, None where there is none."""
-        if self.low:
-            return [None if a is None or b is None else (a, b) for a, b in zip(self.low, self.high, strict=True)]
-        spreads = self.spread or [None] * len(self.values)
-        return [None if v is None or s is None else (v - s, v + s) for v, s in zip(self.values, spreads, strict=True)]
 
 
 def _spread(wanted: Sequence[float], gap: float) -> list[float]:
@@ -54,26 +44,14 @@ def _spread(wanted: Sequence[float], gap: float) -> list[float]:
 
 
 def curves(
-    path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: int, title: str, metric: Metric
+    path: Path, sizes: Sequence[int], groups: Mapping[str, Sequence[Line]], *, trained: int, title: str, metric: Metric
 ) -> None:
-    """Values over the resolution, each curve with its name at its end; the trained resolution is marked."""
-    panels(path, sizes, [("", lines)], trained=trained, title=title, metric=metric)
-
-
-def panels(
-    path: Path,
-    sizes: Sequence[int],
-    groups: Sequence[tuple[str, Sequence[Line]]],
-    *,
-    trained: int,
-    title: str,
-    metric: Metric,
-) -> None:
-    """`curves` side by side with one scale: the caption and the lines of each."""
+    """Values over the resolution, each curve with its name at its end; the trained resolution is marked. groups: lines
+    by caption, drawn side by side with one scale; one group alone has the title for a caption."""
     one = len(groups) == 1
     figure, axes = subplots(1, len(groups), size=(7.6, 4.6) if one else (5.4 * len(groups), 4.4), squeeze=False)
     figure.get_layout_engine().set(wspace=0.06)
-    for axis, (caption, lines) in zip(axes[0], groups, strict=True):
+    for axis, (caption, lines) in zip(axes[0], groups.items(), strict=True):
         _curves(axis, sizes, lines, trained, metric)
         axis.set_title(title if one else caption, fontsize=None if one else 11)
     axes[0][0].set_ylabel(f"{metric.label}, {metric.unit}" if metric.unit else metric.label)
@@ -116,7 +94,8 @@ def _plot(axis: Any, xs: Sequence[float], line: Line, **style: Any) -> None:
     """A curve through what was measured, and its band."""
     points = [(x, v) for x, v in zip(xs, line.values, strict=True) if v is not None]
     axis.plot(*zip(*points, strict=True), color=line.ink, **style)
-    if band := [(x, *pair) for x, pair in zip(xs, line.band, strict=True) if pair is not None]:
+    edges = zip(xs, line.low, line.high, strict=bool(line.low))
+    if band := [edge for edge in edges if None not in edge]:
         axis.fill_between(*zip(*band, strict=True), color=line.ink, alpha=0.15, linewidth=0)
 
 

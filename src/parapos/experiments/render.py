@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -217,14 +218,14 @@ def curves(grid: Grid, results: Results, block: str, group: Group, path: Path, t
     for row in grid.rows:
         values = [grid.values(results, (block, row, name)) for name in columns]
         counts |= {len(v) for v in values}
-        lines.append(_line(grid, row, list(map(_mean, values)), list(map(_deviation, values))))
+        lines.append(_line(grid, row, values))
     if len(columns) < 2 or len(columns) < len(grid.table.columns) * (not block) or not counts - {0}:
         return []
     metric = next(repeats[0].metric for (b, _, c), repeats in grid.places.items() if b == block and c in columns)
     if block:
         title = f"{block}, {group.caption}: mean and spread of {_seeds(grid, counts)}"
     sizes, trained = [c.size for c in columns.values()], grid.trained(block)
-    plots.curves(path, sizes, lines, trained=trained, title=title or grid.title, metric=metric)
+    plots.curves(path, sizes, {"": lines}, trained=trained, title=title or grid.title, metric=metric)
     return [path]
 
 
@@ -236,12 +237,18 @@ def _seeds(grid: Grid, counts: set[int]) -> str:
     return f"{' to '.join(map(str, dict.fromkeys((there[0], there[-1]))))} of {wanted} seeds"
 
 
-def _line(grid: Grid, row: str, values: Sequence[float | None], spreads: Sequence[float | None] = ()) -> plots.Line:
-    """The curve of a row, in the colour of its encoding if it is named after one."""
-    encoding = grid.encodings.get(row) or grid.table.rows[row].changes.get("model.encoding", "")
-    is_named = row in LOOKS or row in grid.encodings
-    ink = "" if is_named else INKS[list(grid.table.rows).index(row) % len(INKS)]
-    return plots.Line(label(row), encoding, values, grid.table.rows[row].dashed, spreads, ink)
+def _line(grid: Grid, row: str, values: Sequence[Sequence[float]], *, has_band: bool = True) -> plots.Line:
+    """The curve of a row, in the colour of its encoding if it is named after one. values: of all repeats, by x."""
+    spec = grid.table.rows[row]
+    ink = "" if row in LOOKS or spec.encoding else INKS[list(grid.table.rows).index(row) % len(INKS)]
+    encoding, means = spec.encoding or spec.changes.get("model.encoding", ""), list(map(_mean, values))
+    line = plots.Line(label(row), encoding, means, spec.dashed, ink)
+    if not has_band:
+        return line
+    low, high = (
+        [statistics.fmean(v) + sign * statistics.stdev(v) if len(v) > 1 else None for v in values] for sign in (-1, 1)
+    )
+    return replace(line, low=low, high=high)
 
 
 def _losses(grid: Grid, results: Results, block: str, path: Path) -> list[Path]:
@@ -252,7 +259,9 @@ def _losses(grid: Grid, results: Results, block: str, path: Path) -> list[Path]:
         if row is not None and step.isdecimal() and TRAINING_LOSS.name in metrics:
             points.setdefault(row, {}).setdefault(int(step), []).append(metrics[TRAINING_LOSS.name])
     steps = sorted({step for losses in points.values() for step in losses})
-    lines = [_line(grid, row, [_mean(losses.get(step, [])) for step in steps]) for row, losses in points.items()]
+    lines = [
+        _line(grid, row, [losses.get(step, []) for step in steps], has_band=False) for row, losses in points.items()
+    ]
     counts = {len(repeats) for losses in points.values() for repeats in losses.values()}
     if not steps:
         return []

@@ -8,9 +8,10 @@ from pathlib import Path
 from ..encodings.looks import label
 from ..training import fit
 from . import render
-from .grid import Grid, Results, Run, check_sizes, collect, of_sizes
+from .grid import Grid, Results, Run, check_sizes, collect, fill
 from .schedule import run_all
 from .store import Cells, ReportError
+from .tables_spec import Column, Row, Table
 
 INTERPOLATE = {"both": (False, True), "on": (True,), "off": (False,)}
 
@@ -39,15 +40,21 @@ def resolve(
     if len({folder.resolve() for folder in runs}) < len(runs) or len(set(names)) < len(names):
         raise ReportError("runs of one sweep must be different ones with different names, got one of them twice")
     encodings = [wanted.model.encoding for wanted in recipes]
-    rows: dict[str, tuple[Run, bool]] = {}
+    rows: dict[str, Row] = {}
+    found: dict[str, Run] = {}
     for folder, wanted, name in zip(runs, recipes, names, strict=True):
         check_sizes(str(folder), wanted, sizes)
         Cells(folder)  # tells that there are no weights, or that cells.csv is damaged
         known = label(wanted.model.encoding) if encodings.count(wanted.model.encoding) == 1 else name
         run = Run("", {}, folder, wanted, label=known, given=True)
-        rows |= {f"{known}, interpolated" if x else known: (run, x) for x in INTERPOLATE[interpolate]}
+        for is_dashed in INTERPOLATE[interpolate]:
+            row = f"{known}, interpolated" if is_dashed else known
+            rows[row], found[row] = Row(encoding=wanted.model.encoding, dashed=is_dashed), run
     title = title or f"{data or recipes[0].data.name}, {split}: trained at {trained} px, tested at other sizes"
-    return of_sizes(title, rows, sorted(set(sizes)), data=data, split=split, root=root)
+    interpolated = tuple(row for row, spec in rows.items() if spec.dashed)
+    columns = {f"{size} px": Column(size=size, interpolate=interpolated) for size in sorted(set(sizes))}
+    table = Table(title=title, rows=rows, columns=columns)
+    return fill(table, lambda block, row, column: [found[row]], data=data, split=split, root=root)
 
 
 def run(grid: Grid, tell: Callable[[str], object] = lambda line: None, batch: int | None = None) -> Results:

@@ -62,22 +62,21 @@ class Column:
     def evaluation(self, row: str, trained: int) -> Evaluation:
         """What is evaluated for a row."""
         interpolated = self.interpolate if isinstance(self.interpolate, bool) else row in self.interpolate
+        if self.size and not trained:
+            raise ReportError(f"size: expected none, as the model is not trained on squares, got {self.size}")
         size = self.size or trained
-        if not size:
-            return Evaluation(data=self.data, split=self.split)
-        if not trained:
-            raise ReportError(f"size: expected none, as the model is not trained on squares, got {size}")
-        return Evaluation.at(size, trained=trained, interpolated=interpolated, data=self.data, split=self.split)
+        return Evaluation(size, trained / size if interpolated and size else 1.0, self.data, self.split)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """What a row changes in the recipe, which may be one of its own. instead: another recipe for some of those that
-    columns name. dashed: how its curve is drawn."""
+    columns name. encoding: whose colour its curve has, if not that of its name. dashed: how it is drawn."""
 
     recipe: str = ""
     instead: dict[str, str] = field(default_factory=dict)
     changes: dict[str, str] = field(default_factory=dict)
+    encoding: str = field(default="", metadata=INTERNAL)
     dashed: bool = field(default=False, metadata=INTERNAL)
 
 
