@@ -50,16 +50,14 @@ def timed(call: Callable[[], object], device: str) -> float:
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end) / 1000
-    before = time.perf_counter()
-    call()
-    return time.perf_counter() - before
+    return processor_time(call, time.perf_counter)
 
 
-def processor_time(call: Callable[[], object]) -> float:
+def processor_time(call: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
     """Seconds that processors spend on one call in this process. Other work on the machine disturbs it less."""
-    before = time.process_time()
+    before = clock()
     call()
-    return time.process_time() - before
+    return clock() - before
 
 
 def shares(things: Sequence[T], seconds: float) -> Iterator[tuple[T, float]]:
@@ -235,13 +233,9 @@ def draw(path: Path, rows: Sequence[Sequence[Panel]], title: str) -> None:
         xs: list[Any] = list(dict.fromkeys(x for points in panel.curves.values() for x, _ in points))
         numbers = all(not isinstance(x, str) for x in xs)
         for name, points in ((name, points) for name, points in panel.curves.items() if points):
-            look = dict(
-                color=inks(names.index(name) % inks.N),
-                linestyle="-" if numbers else "none",
-                marker="o",
-                markersize=4,
-            )
-            axis.plot([x if numbers else xs.index(x) for x, _ in points], [y for _, y in points], label=name, **look)
+            ink, line = inks(names.index(name) % inks.N), "o-" if numbers else "o"
+            at = [x if numbers else xs.index(x) for x, _ in points]
+            axis.plot(at, [y for _, y in points], line, color=ink, markersize=4, label=name)
         axis.set(title=panel.title, ylabel=panel.ylabel, yscale="log", xscale="log" if numbers else "linear")
         axis.set_xticks(xs if numbers else range(len(xs)), [str(x) for x in xs], rotation=0 if numbers else 60)
         axis.xaxis.minorticks_off()
@@ -249,9 +243,7 @@ def draw(path: Path, rows: Sequence[Sequence[Panel]], title: str) -> None:
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="both", labelsize=7)
         axis.grid(alpha=0.3, which="both", axis="y")
-    handles = {
-        name: handle for axis in axes.flat for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+    handles = {handle.get_label(): handle for axis in axes.flat for handle in axis.lines}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=10)
     save(figure, path)
