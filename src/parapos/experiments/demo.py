@@ -99,21 +99,17 @@ def train(
     are compared with what the package has of the same models."""
     grid = resolve(out, data, encodings, quick)
     tables.make(grid, _processes(encodings), out / "log.txt", tell)
-    results = collect(grid.jobs)
-    files = [out / "demo.md", out / "extrapolation.csv", out / "extrapolation.png"]
-    if data is None and not quick:
-        seeds, shipped = committed(), _collect_shipped(out, encodings)
-        text, is_reached = demo_report.side_by_side(seeds, grid, results, shipped)
-        render.write_numbers(grid, results, files[1])
-        demo_report.draw(files[2], seeds, grid, results, "dots: trained on this machine")
-        files[0].write_text(f"{text}\n", encoding="utf-8")
-        return Demo(grid, results, text, tuple(files), is_reached)
-    reading = demo_report.reading(grid, results)
-    render.write_numbers(grid, results, files[1])
-    demo_report.draw(files[2], None, grid, results)
-    text = f"{render.markdown(grid, results)}\n\n{SMOKE + '. ' if quick else ''}{reading}"
+    results, seeds = collect(grid.jobs), committed() if data is None and not quick else None
+    if seeds is not None:
+        text, is_reached = demo_report.side_by_side(seeds, grid, results, collect(_shipped_grid(out, encodings).jobs))
+    else:
+        reading = demo_report.reading(grid, results)
+        text, is_reached = f"{render.markdown(grid, results)}\n\n{SMOKE + '. ' if quick else ''}{reading}", True
+    files = (out / "demo.md", out / "extrapolation.csv", out / "extrapolation.png")
     files[0].write_text(f"{text}\n", encoding="utf-8")
-    return Demo(grid, results, text, tuple(files))
+    render.write_numbers(grid, results, files[1])
+    demo_report.draw(files[2], seeds, grid, results, "dots: trained on this machine" if seeds else "")
+    return Demo(grid, results, text, files, is_reached)
 
 
 def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool) -> Grid:
@@ -127,13 +123,6 @@ def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool)
     for run in grid.runs:
         run.state()  # a run of another recipe is refused before anything is trained
     return grid
-
-
-def _collect_shipped(out: Path, encodings: Sequence[str]) -> Results:
-    known = [name for name in encodings if (out / "shipped" / name).is_dir()]
-    if not known:
-        return Results()
-    return collect(_grid(out / "shipped", "demo", {}, known, "handwritten digits", is_given=True).jobs)
 
 
 def _processes(encodings: Sequence[str]) -> int:
@@ -161,18 +150,18 @@ def _grid(
     for name in encodings:
         merged = {**changes, "model.encoding": name}
         runs[name] = Run(source, merged, folder / name, recipe.load(source, merged), label=label(name), given=is_given)
-    first = next(iter(runs.values()))
-    trained, epochs = first.side, first.wanted.optim.epochs
+    wanted = recipe.load(source, changes)
+    trained = wanted.data.sides[0]
     columns = _columns(trained)
     if is_quick:
         columns = {name: column for name, column in columns.items() if column.size in (trained, 2 * trained)}
-    title = f"Small ViTs trained on {what} at {trained} px for {epochs} epochs, tested on larger images"
+    title = f"Small ViTs trained on {what} at {trained} px for {wanted.optim.epochs} epochs, tested on larger images"
     table = Table(
         name="demo",
         title=f"{SMOKE}: {title}" if is_quick else title,
         rows={row: Row(changes={"model.encoding": row}) for row in runs},
         columns=columns,
-        seeds=(first.wanted.run.seed,),
+        seeds=(wanted.run.seed,),
         blocks={"digits" if source == "demo" else what: source},
     )
     return fill(table, lambda block, row, column: [runs[row]])

@@ -8,12 +8,11 @@ data.
 from __future__ import annotations
 
 import itertools
-import json
 import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from ..tasks.base import Metric
 from ..training import runs
 from ..training.recipe import Recipe
 from ..training.runs import FINISHED
-from ..training.schema import Model
 from .store import Cells, Evaluation, ReportError, Scores, at_step, value_of
 from .tables_spec import Column, Table
 
@@ -62,6 +60,19 @@ class Run:
     def state(self) -> str:
         """How far it is, as `runs.progress` says it."""
         return FINISHED if self.given else runs.progress(self.folder, self.wanted)
+
+    @cached_property
+    def patch(self) -> int:
+        """The patch size of its model, 1 if it has none. The model is built without memory for its weights."""
+        with torch.device("meta"):
+            return getattr(self.wanted.model.build(self.wanted.task_class.outputs(None)), "patch", 1)
+
+    def check_sizes(self, where: str, sizes: Iterable[int]) -> None:
+        """Before anything is trained or evaluated: whether its model can take samples of these sizes."""
+        for size in sorted(set(sizes) - {self.wanted.data.size, 0}):
+            if size % self.patch:
+                expected = f"a multiple of the model's patch size {self.patch}"
+                raise ReportError(f"{where}: size: expected {expected}, got {size}")
 
     def is_finished(self) -> bool:
         return (self.folder / "weights.safetensors").is_file() and self.state() == FINISHED
@@ -222,7 +233,7 @@ def fill(
     which columns say."""
     places: dict[Place, tuple[Repeat, ...]] = {}
     for row, block, (name, column) in itertools.product(table.rows, table.blocks or [""], table.columns.items()):
-        if (only and row not in only) or not column.measured or column.mean_of or row in column.without:
+        if (only and row not in only) or column.mean_of or row in column.without:
             continue
         repeats = []
         for run in find(block, row, column):
@@ -236,20 +247,3 @@ def fill(
             repeats.append(Repeat(run, evaluation, metric))
         places[block, row, name] = tuple(repeats)
     return Grid(table, places, only=tuple(only))
-
-
-@cache
-def _patch(model: str, outputs: str) -> int:
-    """The patch size of a model and its outputs, given as JSON; built once, without memory for its weights."""
-    with torch.device("meta"):
-        return getattr(Model(**json.loads(model)).build(json.loads(outputs)), "patch", 1)
-
-
-def check_sizes(where: str, wanted: Recipe, sizes: Iterable[int]) -> None:
-    """Before anything is trained or evaluated: whether a model can take samples of these sizes."""
-    other = sorted(set(sizes) - {wanted.data.size, 0})
-    outputs = json.dumps(wanted.task_class.outputs(None))
-    patch = _patch(json.dumps(asdict(wanted.model)), outputs) if other else 1
-    for size in other:
-        if size % patch:
-            raise ReportError(f"{where}: size: expected a multiple of the model's patch size {patch}, got {size}")

@@ -180,21 +180,17 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _deviation(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
-
-
-def write(grid: Grid, results: Results, text: Path, numbers: Path, plot: Path, title: str = "") -> list[Path]:
-    """The table as Markdown and CSV, and plots: values by size for each block and group, and losses by step.
-
-    plot: the file of a grid without blocks; a block has its own, named after it, in the same folder."""
+def write(grid: Grid, results: Results, path: Path) -> list[Path]:
+    """The table as Markdown and CSV, PATH.md and PATH.csv, and plots: values by size for each block and group, and
+    losses by step. PATH.png is of a grid without blocks; a block has its own, named after it, in the same folder."""
+    text, numbers, plot = (path.with_name(f"{path.name}{end}") for end in (".md", ".csv", ".png"))
     paths = [text, numbers]
     checkpoint.write(text, f"{markdown(grid, results)}\n".encode())
     write_numbers(grid, results, numbers)
     for block in grid.blocks:
         for group in groups(grid):
-            path = plot.with_name(f"{block}{group.suffix}.png") if block else plot
-            paths += curves(grid, results, block, group, path, title)
+            of_block = plot.with_name(f"{block}{group.suffix}.png")
+            paths += curves(grid, results, block, group, of_block if block else plot)
         if grid.has_curves:
             paths += _losses(grid, results, block, plot.with_name(f"{block}-loss.png"))
     return paths
@@ -206,12 +202,12 @@ def write_numbers(grid: Grid, results: Results, path: Path) -> None:
     for place in itertools.product(grid.blocks, grid.rows, grid.table.columns):
         values, metric = grid.values(results, place), grid.metric(place)
         about = ["", ""] if metric is None else [metric.name, metric.unit]
-        spreads = [_mean(values), _deviation(values), len(values)]
+        spreads = [_mean(values), statistics.stdev(values) if len(values) > 1 else None, len(values)]
         lines.append([*place, *about, *spreads, grid.table.published(*place[1:])])
     rows.write(path, COLUMNS, lines)
 
 
-def curves(grid: Grid, results: Results, block: str, group: Group, path: Path, title: str = "") -> list[Path]:
+def curves(grid: Grid, results: Results, block: str, group: Group, path: Path) -> list[Path]:
     """Values by size, if the columns are two or more sizes and something was measured."""
     columns = {name: c for name, c in group.columns.items() if c.size}
     lines, counts = [], set()
@@ -222,10 +218,9 @@ def curves(grid: Grid, results: Results, block: str, group: Group, path: Path, t
     if len(columns) < 2 or len(columns) < len(grid.table.columns) * (not block) or not counts - {0}:
         return []
     metric = next(repeats[0].metric for (b, _, c), repeats in grid.places.items() if b == block and c in columns)
-    if block:
-        title = f"{block}, {group.caption}: mean and spread of {_seeds(grid, counts)}"
+    title = f"{block}, {group.caption}: mean and spread of {_seeds(grid, counts)}" if block else grid.title
     sizes, trained = [c.size for c in columns.values()], grid.trained(block)
-    plots.curves(path, sizes, {"": lines}, trained=trained, title=title or grid.title, metric=metric)
+    plots.curves(path, sizes, {"": lines}, trained=trained, title=title, metric=metric)
     return [path]
 
 

@@ -16,7 +16,7 @@ from ..text import nearest
 from ..training import fit, recipe
 from ..training.recipe import RecipeError
 from . import render, schedule, store
-from .grid import Grid, Job, Results, Run, check_sizes, fill
+from .grid import Grid, Job, Results, Run, fill
 from .store import ReportError
 from .tables_spec import Column, Table
 from .tables_spec import load as load  # for callers of this module
@@ -26,10 +26,8 @@ from .tables_spec import shelf as shelf
 def check_rows(table: Table, only: Sequence[str]) -> None:
     for name in only:
         if name not in table.rows:
-            known = list(table.rows)
-            raise ReportError(
-                f"--only: unknown row {name!r}, expected some of {', '.join(known)}{nearest(name, known)}"
-            )
+            expected = f"{', '.join(table.rows)}{nearest(name, list(table.rows))}"
+            raise ReportError(f"--only: unknown row {name!r}, expected some of {expected}")
         if list(only).count(name) > 1:
             raise ReportError(f"--only: expected each row once, got {name} twice")
 
@@ -70,7 +68,7 @@ def resolve(table: Table, root: Path, changes: Mapping[str, str], only: Sequence
                 runs[folder] = Run(source, merged, folder, recipe.load(source, merged))
         first, *others = (runs[folder] for folder in folders)
         if not column.loss_at:
-            check_sizes(f"{table.name}: {first.folder.name}", first.wanted, [column.size])
+            first.check_sizes(f"{table.name}: {first.folder.name}", [column.size])
         return [first, *others]
 
     return fill(table, find, only)
@@ -130,17 +128,15 @@ def check_metrics(grid: Grid, job: Job) -> None:
 
 def write(grid: Grid, results: Results, out: Path) -> list[Path]:
     """OUT.md, OUT.csv and a plot; of a study over seeds table.md, table.csv and plots in the folder OUT."""
-    base = out / "table" if grid.table.seeds else out
-    text, numbers, plot = (base.with_name(f"{base.name}{end}") for end in (".md", ".csv", ".png"))
-    return render.write(grid, results, text, numbers, plot)
+    return render.write(grid, results, out / "table" if grid.table.seeds else out)
 
 
 def write_raw(results: Results, out: Path) -> list[Path]:
     """OUT/cells.csv and curves.csv: the evaluations, and what was logged during training."""
-    for name, of_curve in (("cells", False), ("curves", True)):
-        chosen = {key: value for key, value in results.scores.items() if key[1].startswith("step=") == of_curve}
-        store.write(out / f"{name}.csv", chosen)
-    return [out / "cells.csv", out / "curves.csv"]
+    paths = [out / "cells.csv", out / "curves.csv"]
+    for path, of_curve in zip(paths, (False, True), strict=True):
+        store.write(path, {key: x for key, x in results.scores.items() if key[1].startswith("step=") == of_curve})
+    return paths
 
 
 def read_raw(folder: Path) -> Results:

@@ -1,14 +1,10 @@
 """What a table is: a TOML file, read into typed dataclasses and checked key by key, as recipes are.
 
 The keys are `title`, `recipe`, `paper` (a section of recipes/published/tables.toml), [rows] with what each changes in
-the recipe, and [columns] with what each evaluates: size, data, interpolate (true, or the rows for which it is), recipe
-if another one, split, metric if not the headline of the task ("ap_*" is the first that fits), measured = false for
-figures that only the paper has, folds (then a cell is the mean over runs of these), root (a folder within --data.root),
-mean_of (columns whose figures a row must all have: the cell is their mean, and nothing is run for it).
-[compare] names two rows, and columns whose figures are tested for a difference; `choose` is the column by which a row
-is best. [bench] has the options of a table that trains nothing.
+the recipe, and [columns] with what each evaluates. [compare] names two rows, and columns whose figures are tested for a
+difference; `choose` is the column by which a row is best. [bench] has the options of a table that trains nothing.
 `seeds` and [blocks] make a study: the same grid for every seed and each data set, shown as mean and spread; `minutes`
-is what a run takes, and a column may be `loss_at` a step of training.
+is what a run takes.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from typing import Annotated, Any
 
 from .. import recipes
 from ..data import DATASETS
-from ..text import nearest
 from ..training import recipe
 from ..training.schema import INTERNAL, Bad, make_section, need, need_known
 from .store import Evaluation, ReportError
@@ -33,9 +28,11 @@ Positive = Annotated[int, 1]
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """An evaluation. size: 0 for that of training. interpolate: true or false, or the rows for which it is true.
-    metric: what is shown, "" for the headline of the task. loss_at: instead, the training loss at that step. folds: of
-    the data; none leaves the choice to the recipe. root: a folder within the one that is given for all. count: show how
-    many are right, too. without: rows that have no cell. mean_of: other columns, whose mean it is."""
+    recipe: if another one. metric: what is shown, "" for the headline of the task; "ap_*" is the first that fits.
+    loss_at: instead, the training loss at that step. folds: of the data, the cell is the mean over runs of these; none
+    leaves the choice to the recipe. root: a folder within --data.root. count: show how many are right, too. without:
+    rows that have no cell. mean_of: columns whose figures a row must all have: the cell is their mean, and nothing is
+    run for it."""
 
     size: Count = 0
     data: str = ""
@@ -43,7 +40,6 @@ class Column:
     recipe: str = ""
     split: str = "test"
     metric: str = ""
-    measured: bool = True
     loss_at: Count = 0
     folds: tuple[Count, ...] = ()
     root: str = ""
@@ -159,12 +155,10 @@ def shelf() -> dict[str, Path]:
 
 def load(source: str | Path) -> Table:
     """A table by path, or by name if it comes with the package."""
-    path, known = Path(source), shelf()
-    if path.suffix != ".toml":
-        if str(source) not in known:
-            expected = f"expected a .toml file or one of {', '.join(known)}{nearest(str(source), list(known))}"
-            raise ReportError(f"unknown table {str(source)!r}, {expected}")
-        path = known[str(source)]
+    try:
+        path = recipes.find(source, "tables", "table")
+    except LookupError as error:
+        raise ReportError(str(error)) from None
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
         if isinstance(rows := values.get("rows"), dict):

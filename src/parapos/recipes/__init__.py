@@ -8,12 +8,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..text import nearest
+
 HERE = Path(__file__).parent
 
 
 def shelf(folder: str = ".") -> dict[str, Path]:
     """The TOML files of a folder that comes with the package, by name."""
     return {path.stem: path for path in sorted((HERE / folder).glob("*.toml"))}
+
+
+def find(source: str | Path, folder: str = ".", what: str = "recipe") -> Path:
+    """A path that ends in .toml as it is, or the file of a name on the shelf. LookupError for another name."""
+    path, known = Path(source), shelf(folder)
+    if path.suffix == ".toml":
+        return path
+    if str(source) not in known:
+        expected = f"expected a .toml file or one of {', '.join(known)}{nearest(str(source), list(known))}"
+        raise LookupError(f"unknown {what} {str(source)!r}, {expected}")
+    return known[str(source)]
 
 
 @cache

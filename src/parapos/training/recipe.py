@@ -169,16 +169,13 @@ def shelf() -> dict[str, Path]:
 
 def find(source: str | Path) -> Path:
     """The file of a recipe: a path that ends in .toml, or a name on the shelf."""
-    path = Path(source)
-    if path.suffix == ".toml":
-        if not path.is_file():
-            raise RecipeError(f"{path}: no such file")
-        return path
-    known = shelf()
-    if str(source) not in known:
-        hint = nearest(str(source), list(known))
-        raise RecipeError(f"unknown recipe {str(source)!r}, expected a .toml file or one of {', '.join(known)}{hint}")
-    return known[str(source)]
+    try:
+        path = recipes.find(source)
+    except LookupError as error:
+        raise RecipeError(str(error)) from None
+    if not path.is_file():
+        raise RecipeError(f"{path}: no such file")
+    return path
 
 
 def difference(old: Recipe, new: Recipe) -> str | None:
