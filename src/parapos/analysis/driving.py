@@ -22,9 +22,10 @@ from ..models.unitr import CAMERAS, UniTR
 from ..models.unitr.backbone import PLAN
 from ..models.unitr.layers import SetAttention
 from ..models.unitr.partition import Partition
+from ..tracing import hooked
 from .maps import PARTS
 from .plot import MARK, bands
-from .scores import Layer, hooked, quadratic
+from .scores import Layer, quadratic
 
 SAMPLES = 8  # keyframes to score heads on
 ORDER = ("CAM_FRONT_LEFT", "CAM_FRONT", "CAM_FRONT_RIGHT", "CAM_BACK_LEFT", "CAM_BACK", "CAM_BACK_RIGHT")

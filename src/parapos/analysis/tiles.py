@@ -24,6 +24,7 @@ from ..data import find_dataset
 from ..encodings.looks import label
 from ..experiments.store import ReportError
 from ..models import ViViT
+from ..tracing import hooked
 from ..training import checkpoint, fit, rows
 from ..training.recipe import Recipe
 
@@ -66,13 +67,8 @@ def calls(model: nn.Module, given: Sequence[Tensor], tolerance: float = DEFAULT)
         q, k, terms = module.encoding(x, q, k, r)
         found.append(Call(q, k, v, tuple(terms), None, module.encoding.scale, tolerance=tolerance))
 
-    hooks = [m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, Attention)]
-    try:
-        with torch.no_grad():
-            model(*given)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, Attention)):
+        model(*given)
     return found
 
 
