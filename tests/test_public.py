@@ -148,7 +148,7 @@ def test_the_core_knows_no_modality(folder):
             assert not words.search(line), f"{file.name}:{number}: {line.strip()}"
 
 
-HELPERS = {"__init__", "canvas", "text", "malloc", "plugins", "processes", "tracing"}  # below all rooms
+HELPERS = {"__init__", "canvas", "machine", "text", "malloc", "plugins", "processes", "tracing"}  # below all rooms
 LAYERS = (  # each may use its own layer's rooms where listed together, and those before it
     {"positions", "relative", "curves"},
     {"encodings", "attention"},

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,20 +19,12 @@ import torch
 
 from .. import plugins, processes
 from ..canvas import save, subplots
+from ..machine import cpu_name
 from ..malloc import release_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
 SMOKE = "a smoke test, not a result"  # what --quick measures
-
-
-def cpu_name() -> str:
-    """The processor's name, as well as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def progress(message: str) -> None:
