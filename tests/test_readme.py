@@ -11,7 +11,7 @@ import pytest
 
 from parapos.encodings import ENCODINGS, create_encoding
 from parapos.experiments import demo, render
-from parapos.experiments.tables_spec import paper
+from parapos.recipes import paper
 from tools import blocks, figures
 
 ROOT = Path(__file__).parent.parent

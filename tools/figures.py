@@ -11,7 +11,7 @@ from typing import Any
 from parapos.encodings import ENCODINGS
 from parapos.encodings.looks import label
 from parapos.experiments import demo, demo_report, render
-from parapos.experiments.tables_spec import paper
+from parapos.recipes import paper
 from parapos.text import table
 
 ROOT = Path(__file__).parent.parent

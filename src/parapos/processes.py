@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
@@ -15,3 +19,16 @@ def pool(workers: int, module: str, initializer: Callable[..., object], *given: 
     if "forkserver" in methods:
         context.set_forkserver_preload([module])
     return ProcessPoolExecutor(workers, context, initializer=initializer, initargs=given)
+
+
+def end_with_parent(seconds: float) -> None:
+    """Called in a new process: when its parent is gone it is asked to end, and `seconds` later it is made to."""
+
+    def watch() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)  # training saves, and the process may then wait for work for ever
+        time.sleep(seconds)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+
+@contextmanager
+def hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    """A context without gradients, at whose end the hooks are removed."""
+    with ExitStack() as stack, torch.no_grad():
+        for hook in hooks:
+            stack.enter_context(hook)
+        yield
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -13,6 +13,7 @@ import parapos.bench.flop_formulas  # noqa: F401  registers the formulas
 from parapos.bench import driving, flops, measure
 from parapos.bench import model as bench
 from parapos.bench import model_view as view
+from parapos.recipes import paper, published
 
 NANO = "vit_official_nano_patch16"  # 4 heads, so no lookhere
 
@@ -35,7 +36,7 @@ def test_memory_is_a_median_of_processes(peaks, memory, monkeypatch):
 def test_rows_are_the_papers_and_none():
     rows = [str(row) for row in bench.make_rows(bench.ENCODINGS, bench.PARABOLAS)]
     assert rows[0] == bench.BASE
-    assert set(rows[1:]) == set(bench.paper()["rows"])
+    assert set(rows[1:]) == set(paper()["efficiency"]["rows"])
     assert [str(row) for row in bench.make_rows(["pape", "none", "rope"], [3])] == ["none", "pape m=3", "rope"]
 
 
@@ -54,7 +55,7 @@ def test_parameters_are_the_papers():
     for row in bench.make_rows(bench.ENCODINGS, bench.PARABOLAS)[1:]:
         found = bench.parameters(row, "vit_base_patch16")
         assert found["parameters"] == base["parameters"] + found["positional"]
-        assert found["parameters"] == pytest.approx(bench.paper()["rows"][str(row)]["parameters"], abs=0.5e5)
+        assert found["parameters"] == pytest.approx(published("efficiency", str(row), "parameters"), abs=0.5e5)
         if row.encoding == "pape":
             assert found["positional"] == 221_472 * row.parabolas
 
@@ -93,10 +94,11 @@ def test_analytic_is_for_the_papers_model_alone():
 
 def test_increase_is_the_papers_last_row():
     """PaPE over the cheapest baseline, per column, as the paper prints it."""
-    want = dict(zip(next(iter(bench.paper()["rows"].values())), (13, None, 14, 14, 17, 20, 7, 14), strict=True))
+    section = paper()["efficiency"]
+    want = dict(zip(section["columns"], (13, None, 14, 14, 17, 20, 7, 14), strict=True))
     for column, percent in want.items():
         if percent is not None:
-            figures = {row: values[column] for row, values in bench.paper()["rows"].items()}
+            figures = {row: published("efficiency", row, column) for row in section["rows"]}
             assert view.Column(column, figures).increase == f"+{percent}%", column
 
 

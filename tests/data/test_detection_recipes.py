@@ -9,7 +9,7 @@ import torch
 
 from parapos.data.augment.events import GEN1
 from parapos.data.coco import Augment
-from parapos.experiments.tables_spec import paper
+from parapos.recipes import paper
 from parapos.training import recipe
 from parapos.training.optim import learning_rate
 

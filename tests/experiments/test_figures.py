@@ -4,7 +4,7 @@ import pytest
 
 from parapos import cli
 from parapos.experiments import figures, hyperparameters
-from parapos.experiments.tables_spec import paper
+from parapos.recipes import paper
 from parapos.training import recipe
 
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from parapos import cli
-from parapos.experiments import grid as grids
 from parapos.experiments import plots, store, sweep
+from parapos.experiments.grid import Run
 from parapos.training import checkpoint, fit
 from parapos.training.checkpoint import CheckpointError
+from parapos.training.schema import Model
 
 from ..run_folders import make_run
 
@@ -168,14 +169,13 @@ def test_labels_keep_apart_and_in_order(wanted):
 def test_a_model_is_built_and_a_file_is_read_once(run, monkeypatch):
     """By the sweep itself; every evaluation loads the weights anew."""
     swept([run], [16, 24])
-    built, read, real_build, real_read = [], [], grids.Model.build, store.read
-    monkeypatch.setattr(grids.Model, "build", lambda *args: built.append(args) or real_build(*args))
+    built, read, real_build, real_read = [], [], Model.build, store.read
+    monkeypatch.setattr(Model, "build", lambda *args: built.append(args) or real_build(*args))
     monkeypatch.setattr(store, "read", lambda path: read.append(path) or real_read(path))
-    grids._patch.cache_clear()
-    wanted = fit.load_run(run)
+    one = Run("", {}, run, fit.load_run(run))
     built.clear()
     for _ in range(2):
-        grids.check_sizes("run", wanted, [16, 20, 24])
+        one.check_sizes("run", [16, 20, 24])
     assert len(built) == 1
     read.clear()
     cells = store.Cells(run)

@@ -174,6 +174,13 @@ def test_bad_raw_numbers_are_told(tiny, tmp_path, file, old, new, message):
         tables.read_raw(tmp_path)
 
 
+def test_a_band_is_the_spread_of_the_repeats(tiny):
+    line = render._line(resolved(tiny), "pape", [[1.0, 3.0], [2.0], []])
+    assert line.values == [2.0, 2.0, None]
+    assert (line.low, line.high) == ([2 - 2**0.5, None, None], [2 + 2**0.5, None, None])
+    assert not render._line(resolved(tiny), "pape", [[1.0, 3.0]], has_band=False).low
+
+
 def test_plots_mark_the_size_that_was_trained_at(tiny, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(render.plots, "curves", lambda *args, trained, **rest: seen.append(trained))

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..experiments.plots import load_pyplot
-from ..experiments.plots import save as save_figure
+from ..canvas import new_figure
+from ..canvas import save as save_figure
 from ..experiments.store import ReportError
 from ..models.ptv3 import PointTransformerV3
 from ..models.ptv3.look import Patches, Seen, ancestors, watch_blocks
@@ -153,8 +153,7 @@ def _nearest(coord: Tensor, query: Sequence[float] | None) -> int:
 
 def draw(path: Path, maps: CloudMaps, *, title: str) -> None:
     """The cloud with the query and its patch, then distance, direction, semantics, their sum, and its softmax."""
-    pyplot = load_pyplot()
-    figure = pyplot.figure(figsize=(13.5, 8.2), layout="constrained")
+    figure = new_figure((13.5, 8.2))
     seen = ~maps.attention.isnan()
     x, y, z = maps.coord.double().unbind(1)
     size = min(30.0, max(2.0, 20_000 / len(x)))

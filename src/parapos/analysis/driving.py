@@ -14,17 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..canvas import new_figure
+from ..canvas import save as save_figure
 from ..data.transforms import MEAN, STD
-from ..experiments.plots import load_pyplot
-from ..experiments.plots import save as save_figure
 from ..experiments.store import ReportError
 from ..models.unitr import CAMERAS, UniTR
 from ..models.unitr.backbone import PLAN
 from ..models.unitr.layers import SetAttention
 from ..models.unitr.partition import Partition
+from ..tracing import hooked
 from .maps import PARTS
 from .plot import MARK, bands
-from .scores import Layer, hooked, quadratic
+from .scores import Layer, quadratic
 
 SAMPLES = 8  # keyframes to score heads on
 ORDER = ("CAM_FRONT_LEFT", "CAM_FRONT", "CAM_FRONT_RIGHT", "CAM_BACK_LEFT", "CAM_BACK", "CAM_BACK_RIGHT")
@@ -169,8 +170,7 @@ def joint_layers(model: UniTR) -> list[int]:
 def draw(path: Path, maps: PillarMaps, *, title: str) -> None:
     """The six images with the attention of their patches, the pillars from above, and below them the parts of the
     scores in the camera that gets most attention."""
-    pyplot = load_pyplot()
-    figure = pyplot.figure(figsize=(15, 6.6), layout="constrained")
+    figure = new_figure((15, 6.6))
     grid = figure.add_gridspec(3, 5, height_ratios=(1, 1, 1.1))
     most = max(1e-9, float(maps.attention.nan_to_num(0).max()), float(maps.pillars.nan_to_num(0).max()))
     size = (0, maps.images.shape[3], maps.images.shape[2], 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..experiments.plots import load_pyplot, save
+from ..canvas import new_figure, save
 from .maps import Strip
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MARK = "#D55E00"  # of the query
 RING: dict[str, Any] = dict(markersize=6, markerfacecolor="none", markeredgecolor=MARK, markeredgewidth=1.7)
+EMPTY: dict[str, Any] = dict(facecolor="#f4f4f4", hatch="////", edgecolor="#cfcfcf", linewidth=0, zorder=0)
 GAP = 0.07  # inches between cells
 WIDTH, SIDES = 9.5, (1.0, 1.9)  # inches for all cells of a row, and of a cell's longer side, least and most
 LINEAR, FAR = 1.0, 20.0  # where scores go beyond +-FAR, those beyond +-LINEAR are drawn by their logarithm
@@ -28,7 +29,8 @@ LINEAR, FAR = 1.0, 20.0  # where scores go beyond +-FAR, those beyond +-LINEAR a
 def draw(path: Path, *strips: Strip, title: str) -> None:
     """Pictures, distance, direction, semantics, their sum, and its softmax: below each other, with time to the right.
     Of images, a row for each. The query is marked in orange."""
-    pyplot = load_pyplot()
+    from matplotlib.patches import Rectangle
+
     moments = [(strip, when) for strip in strips for when in range(len(strip.names))]
     lies = len(moments) == len(strips)
     rows, cols = strips[0].distance.shape[1:]
@@ -36,7 +38,8 @@ def draw(path: Path, *strips: Strip, title: str) -> None:
     wide, tall = side * min(1, cols / rows), side * min(1, rows / cols)
     shape = (len(moments), 6) if lies else (6, len(moments))
     size = (shape[1] * (wide + (0.5 if lies else GAP)) + 1.6, shape[0] * (tall + GAP) + (0.6 if lies else 1.2))
-    figure, axes = pyplot.subplots(*shape, figsize=size, layout="compressed", squeeze=False)
+    figure = new_figure(size, "compressed")
+    axes = figure.subplots(*shape, squeeze=False)
     figure.get_layout_engine().set(w_pad=GAP / 2, h_pad=GAP / 2, wspace=0, hspace=0)
     cells = axes if lies else axes.T  # a moment, then a kind of map
     first = 0
@@ -51,13 +54,12 @@ def draw(path: Path, *strips: Strip, title: str) -> None:
             if i - here[0] == when:
                 high, broad = picture.shape[1] / strip.distance.shape[1], picture.shape[2] / strip.distance.shape[2]
                 corner = (col * broad - 0.5, row * high - 0.5)
-                axis.add_patch(pyplot.Rectangle(corner, broad, high, fill=False, edgecolor=MARK, linewidth=2))
+                axis.add_patch(Rectangle(corner, broad, high, fill=False, edgecolor=MARK, linewidth=2))
                 axis.title.set(color=MARK, weight="bold")
         for line, (_, values, colours, scale) in enumerate(bands(strip), 1):
             for i, value in zip(here, values, strict=True):
                 axis = cells[i, line]
-                empty = dict(facecolor="#f4f4f4", hatch="////", edgecolor="#cfcfcf", linewidth=0, zorder=0)
-                axis.add_patch(pyplot.Rectangle((-0.5, -0.5), value.shape[1], value.shape[0], **empty))
+                axis.add_patch(Rectangle((-0.5, -0.5), value.shape[1], value.shape[0], **EMPTY))
                 drawn = axis.imshow(value.numpy(), cmap=colours, norm=scale, zorder=1)
                 if i - here[0] == when:
                     axis.plot(col, row, "o", zorder=2, **RING)
@@ -116,10 +118,10 @@ def _percent(share: float) -> str:
 def heads(path: Path, score: Tensor, bounded: Tensor, *, title: str) -> None:
     """z (L, H) and the bounded score, one cell per layer and head: orange is positional, blue semantic. NaN where a
     layer has fewer heads."""
-    pyplot = load_pyplot()
     depth, count = score.shape
     wide, tall = max(3.4, 0.55 * count + 1.6), max(2.4, 0.42 * depth + 1.4)
-    figure, axes = pyplot.subplots(1, 2, figsize=(2 * wide, tall), layout="constrained")
+    figure = new_figure((2 * wide, tall))
+    axes = figure.subplots(1, 2)
     shown = score.sign() * score.abs().clamp(max=1e300).log1p() / math.log(10)
     reach = max(float(shown.nan_to_num().abs().max()), 1e-3)
     for axis, cells, values, limit, name in (
@@ -127,15 +129,9 @@ def heads(path: Path, score: Tensor, bounded: Tensor, *, title: str) -> None:
         (axes[1], bounded, bounded, 1.0, "mean of (P - Y) / (P + Y)"),
     ):
         axis.imshow(cells.numpy(), cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto")
-        for layer in range(depth):
-            for head in range(count):
-                if cells[layer, head].isnan():
-                    continue
-                dark = abs(float(cells[layer, head])) > 0.6 * limit
-                message = _short(float(values[layer, head]))
-                axis.text(
-                    head, layer, message, ha="center", va="center", fontsize=7, color="white" if dark else "black"
-                )
+        for layer, head in (~cells.isnan()).nonzero().tolist():
+            ink = "white" if abs(float(cells[layer, head])) > 0.6 * limit else "black"
+            axis.text(head, layer, _short(float(values[layer, head])), ha="center", va="center", fontsize=7, color=ink)
         axis.set_xticks(range(count), [str(h + 1) for h in range(count)])
         axis.set_yticks(range(depth), [str(l + 1) for l in range(depth)])
         axis.set(xlabel="head", ylabel="layer")

@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from ..attention.terms import Quadratic, Term
 from ..blocks import Attention
 from ..data.batch import collate as padded
 from ..experiments.store import ReportError
+from ..tracing import hooked
 
 TAU, SLACK = 0.8, 1e-9
 EXTREME = 700.0  # exp of more leaves float64
@@ -126,17 +126,6 @@ def quadratic(encoding: nn.Module, terms: Sequence[Term]) -> Quadratic:
     if len(terms) != 1 or not isinstance(terms[0], Quadratic):
         raise ReportError(f"expected an encoding with one quadratic term, got {type(encoding).__name__}")
     return terms[0]
-
-
-@contextmanager
-def hooked(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
-    """A context without gradients, at whose end the hooks are removed."""
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager

@@ -19,11 +19,12 @@ from ..attention.sparse import DEFAULTS, HeadTiles
 from ..attention.terms import Relative
 from ..attention.tiles import needed_tiles
 from ..blocks import Attention
+from ..canvas import new_figure, save
 from ..data import find_dataset
 from ..encodings.looks import label
-from ..experiments.plots import load_pyplot, save
 from ..experiments.store import ReportError
 from ..models import ViViT
+from ..tracing import hooked
 from ..training import checkpoint, fit, rows
 from ..training.recipe import Recipe
 
@@ -66,13 +67,8 @@ def calls(model: nn.Module, given: Sequence[Tensor], tolerance: float = DEFAULT)
         q, k, terms = module.encoding(x, q, k, r)
         found.append(Call(q, k, v, tuple(terms), None, module.encoding.scale, tolerance=tolerance))
 
-    hooks = [m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, Attention)]
-    try:
-        with torch.no_grad():
-            model(*given)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, Attention)):
+        model(*given)
     return found
 
 
@@ -125,12 +121,11 @@ def draw(path: Path, heads: Sequence[HeadTiles], places: Tensor, *, title: str) 
     """A row for each head: its shares, and maps. places (N, 2): where keys are drawn, to the right and down."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    pyplot, at = load_pyplot(), places.double().numpy()
+    at = places.double().numpy()
     colours = LinearSegmentedColormap.from_list("needed", [SKIPPED, NEEDED])
     shape = (len(heads), 1 + len(SHOWN))
-    figure, axes = pyplot.subplots(
-        *shape, figsize=(2.3 * shape[1], 2.2 * shape[0]), layout="constrained", squeeze=False
-    )
+    figure = new_figure((2.3 * shape[1], 2.2 * shape[0]))
+    axes = figure.subplots(*shape, squeeze=False)
     for number, (head, line) in enumerate(zip(heads, axes, strict=True), 1):
         shares = head.needed.float().mean(1).sort().values
         line[0].fill_between(np.linspace(0, 1, len(shares)), shares.numpy(), step="mid", color=NEEDED, linewidth=0)

@@ -6,7 +6,8 @@ products with queries, keys and values, and the terms. The count of grouped conv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -15,27 +16,37 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry, register_fl
 
 from ..attention import fused, triton  # noqa: F401 - the operators
 
-Shape = Sequence[int]
 
-
-def _products(q: Shape, k: Shape, v: Shape, *rest: Any) -> tuple[int, int, int, int]:
+def _of_fused(*args: Any) -> tuple[int, int, int, int]:
     """Scores, and the multiply-adds that each takes of queries, of values and of terms: one for each function of D."""
-    coefficients, tables = rest[5], rest[8]
+    q, k, v, coefficients, tables = (args[i] for i in (0, 1, 2, 8, 11))
     return prod(q[:3]) * k[2], q[-1], v[-1], sum(c[-1] for c in coefficients) + len(tables)
 
 
-@register_flop_formula(torch.ops.parapos.attention)
-def _forward(*args: Any, **_: Any) -> int:
-    scores, size, value, terms = _products(*args)
-    return 2 * scores * (size + value + terms)
+def _of_triton(*args: Any) -> tuple[int, int, int, int]:
+    """The same of the Triton kernel: of all scores, or of those of the blocks in its lists."""
+    inputs = dict(zip(triton.Inputs._fields, args, strict=False))
+    forms = sum(prod(inputs[name][3:]) for name in ("M", "g") if inputs[name] is not None)
+    terms = forms + sum(inputs[name] is not None for name in ("slopes", "bias"))
+    q, k, v, entries = (inputs[name] for name in ("q", "k", "v", "entries"))
+    return entries[0] * triton.LIST**2 if entries else prod(q[:3]) * k[2], q[-1], v[-1], terms
 
 
-@register_flop_formula(torch.ops.parapos.attention_backward)
-def _backward(dout: Shape, out: Shape, lse: Shape, wanted: Any, *args: Any, **_: Any) -> int:
-    """Scores again, then the gradients of values, weights, queries and keys: five products, and each term twice."""
-    scores, size, value, terms = _products(*args)
-    return 2 * scores * (3 * size + 2 * value + 2 * terms)
+def _count(products: Callable[..., Sequence[int]], first: int, times: Sequence[int], *args: Any, **_: Any) -> int:
+    """first: where the inputs of attention begin. times: how often queries, values and terms are multiplied."""
+    scores, *each = products(*args[first:])
+    return 2 * scores * sum(n * count for n, count in zip(times, each, strict=True))
 
+
+for operator, products, first, times in (
+    (torch.ops.parapos.attention, _of_fused, 0, (1, 1, 1)),
+    # Scores again, then the gradients of values, weights, queries and keys: five products, and each term twice.
+    (torch.ops.parapos.attention_backward, _of_fused, 2, (3, 2, 2)),
+    (torch.ops.parapos.triton_attention, _of_triton, 0, (1, 1, 1)),
+    # The same with scores and the gradients of weights made in both passes.
+    (torch.ops.parapos.triton_attention_backward, _of_triton, 0, (4, 3, 3)),
+):
+    register_flop_formula(operator)(partial(_count, products, first, times))
 
 _dense_backward = flop_registry[torch.ops.aten.convolution_backward]
 
@@ -50,24 +61,3 @@ def _convolution_backward(*args: Any, **kwargs: Any) -> int:
 
 
 flop_registry[torch.ops.aten.convolution_backward] = _convolution_backward
-
-
-def _in_kernel(*args: Any) -> tuple[int, int, int, int]:
-    """As `_products`, of what the Triton kernel is given: all scores, or those of the blocks in its lists."""
-    inputs = dict(zip(triton.Inputs._fields, args, strict=False))
-    terms = sum(prod(inputs[x][3:]) if x in ("M", "g") else 1 for x in ("M", "g", "slopes", "bias") if inputs[x])
-    scores = inputs["entries"][0] * triton.LIST**2 if inputs["entries"] else prod(args[0][:3]) * args[1][2]
-    return scores, args[0][-1], args[2][-1], terms
-
-
-@register_flop_formula(torch.ops.parapos.triton_attention)
-def _triton_forward(*args: Any, **_: Any) -> int:
-    scores, size, value, terms = _in_kernel(*args)
-    return 2 * scores * (size + value + terms)
-
-
-@register_flop_formula(torch.ops.parapos.triton_attention_backward)
-def _triton_backward(*args: Any, **_: Any) -> int:
-    """As above, with scores and the gradients of weights made in both passes."""
-    scores, size, value, terms = _in_kernel(*args)
-    return 2 * scores * (4 * size + 3 * value + 3 * terms)

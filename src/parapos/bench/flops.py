@@ -6,22 +6,19 @@ a multiple of 8 by the paper's columns in q.k alone, and from W_b folded into W_
 
 from __future__ import annotations
 
+MODEL, SIZE, POS_DIM = "vit_base_patch16", 224, 2
 TOKENS, DIM, HEADS, HEAD_DIM, DEPTH, MLP, CLASSES, PATCH_INPUTS = 197, 768, 12, 64, 12, 3072, 1000, 768
 EXPLICIT = ("alibi", "lookhere")  # attention by explicit products: nothing is recomputed in training
 
 
-def gflops(encoding: str, *, parabolas: int = 50, training: bool = False, pos_dim: int = 2) -> float:
+def gflops(encoding: str, *, parabolas: int = 50, training: bool = False) -> float:
     """One image, forward; with training, forward and backward of one step."""
     n, d, h = TOKENS, DIM, HEADS
-    extra = {"pape": pos_dim**2 + 2 * pos_dim + 2, "pape_ri": 2 * pos_dim + 1}.get(encoding, 0)
+    extra = {"pape": POS_DIM**2 + 2 * POS_DIM + 2, "pape_ri": 2 * POS_DIM + 1}.get(encoding, 0)
     width = -(-(HEAD_DIM + extra) // 8) * 8
-    outputs = 0  # of the positional projections
-    if encoding == "pape":
-        outputs = h * (parabolas + (parabolas if training else pos_dim))
-    elif encoding == "pape_ri":
-        outputs = h
+    projected = {"pape": h * (parabolas + (parabolas if training else POS_DIM)), "pape_ri": h}.get(encoding, 0)
     scores = n * n * h * width
-    layer = n * d * (4 * d + 2 * MLP + outputs) + scores + n * n * h * HEAD_DIM
+    layer = n * d * (4 * d + 2 * MLP + projected) + scores + n * n * h * HEAD_DIM
     stem = (n - 1) * PATCH_INPUTS * d
     forward = DEPTH * layer + stem + d * CLASSES
     if not training:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -19,20 +18,13 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 
 from .. import plugins, processes
+from ..canvas import save, subplots
+from ..machine import cpu_name
 from ..malloc import release_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
 SMOKE = "a smoke test, not a result"  # what --quick measures
-
-
-def cpu_name() -> str:
-    """The processor's name, as well as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def progress(message: str) -> None:
@@ -49,16 +41,14 @@ def timed(call: Callable[[], object], device: str) -> float:
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end) / 1000
-    before = time.perf_counter()
-    call()
-    return time.perf_counter() - before
+    return processor_time(call, time.perf_counter)
 
 
-def processor_time(call: Callable[[], object]) -> float:
+def processor_time(call: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
     """Seconds that processors spend on one call in this process. Other work on the machine disturbs it less."""
-    before = time.process_time()
+    before = clock()
     call()
-    return time.process_time() - before
+    return clock() - before
 
 
 def shares(things: Sequence[T], seconds: float) -> Iterator[tuple[T, float]]:
@@ -225,22 +215,18 @@ class Panel(NamedTuple):
 
 def draw(path: Path, rows: Sequence[Sequence[Panel]], title: str) -> None:
     """Rows of panels with logarithmic axes and one legend for all. Neighbouring curves share a hue, dark and light."""
-    from ..experiments import plots
+    from matplotlib import colormaps
 
-    figure, axes = plots.subplots(len(rows), len(rows[0]), size=(5.2 * len(rows[0]), 3.9 * len(rows)), squeeze=False)
+    figure, axes = subplots(len(rows), len(rows[0]), size=(5.2 * len(rows[0]), 3.9 * len(rows)), squeeze=False)
     names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
-    inks = plots.load_pyplot().get_cmap("tab20").colors
+    inks = colormaps["tab20"]
     for axis, panel in zip(axes.flat, (panel for row in rows for panel in row), strict=True):
         xs: list[Any] = list(dict.fromkeys(x for points in panel.curves.values() for x, _ in points))
         numbers = all(not isinstance(x, str) for x in xs)
         for name, points in ((name, points) for name, points in panel.curves.items() if points):
-            look = dict(
-                color=inks[names.index(name) % len(inks)],
-                linestyle="-" if numbers else "none",
-                marker="o",
-                markersize=4,
-            )
-            axis.plot([x if numbers else xs.index(x) for x, _ in points], [y for _, y in points], label=name, **look)
+            ink, line = inks(names.index(name) % inks.N), "o-" if numbers else "o"
+            at = [x if numbers else xs.index(x) for x, _ in points]
+            axis.plot(at, [y for _, y in points], line, color=ink, markersize=4, label=name)
         axis.set(title=panel.title, ylabel=panel.ylabel, yscale="log", xscale="log" if numbers else "linear")
         axis.set_xticks(xs if numbers else range(len(xs)), [str(x) for x in xs], rotation=0 if numbers else 60)
         axis.xaxis.minorticks_off()
@@ -248,9 +234,7 @@ def draw(path: Path, rows: Sequence[Sequence[Panel]], title: str) -> None:
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="both", labelsize=7)
         axis.grid(alpha=0.3, which="both", axis="y")
-    handles = {
-        name: handle for axis in axes.flat for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+    handles = {handle.get_label(): handle for axis in axes.flat for handle in axis.lines}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=10)
-    plots.save(figure, path)
+    save(figure, path)

@@ -14,14 +14,12 @@ from __future__ import annotations
 import copy
 import itertools
 import statistics
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +31,7 @@ from ..models import create_model
 from ..models.unitr import UniTR
 from ..models.vit import PatchBackbone
 from . import measure
-from .flops import gflops
+from .flops import MODEL, SIZE, gflops
 from .steps import job_of
 
 MODELS = [name for name, (cls, _) in REGISTRY.items() if issubclass(cls, PatchBackbone | UniTR)]
@@ -84,14 +82,6 @@ class Setting:
         return f"{self.model} at {self.size} px, batch {self.batch}, {self.dtype}"
 
 
-@cache
-def paper() -> dict[str, Any]:
-    """The published table: model, size, and per row the figures by column name."""
-    table = tomllib.loads(resources.files(__package__).joinpath("paper_efficiency.toml").read_text())
-    rows = {row: dict(zip(table["columns"], figures, strict=True)) for row, figures in table["rows"].items()}
-    return {"model": table["model"], "size": table["size"], "rows": rows}
-
-
 def make_rows(encodings: Sequence[str], parabolas: Sequence[int], direct: bool = False) -> list[Row]:
     """`none` first, then the encodings in the order given; PaPE once per m, and in its direct form if asked for."""
     rows = [Row(BASE)]
@@ -132,18 +122,15 @@ def prepare(net: nn.Module, optimizer: torch.optim.AdamW | None, setting: Settin
     job = job_of(type(net))
     inputs = job.inputs(net, setting.batch, setting.size, setting.device)
     targets = job.targets(net, setting.batch, setting.size, setting.device)
-    dtype = DTYPES[setting.dtype]
-    half: Callable[[], AbstractContextManager[object]] = nullcontext
-    if dtype != torch.float32:
-        half = lambda: torch.autocast(setting.device, dtype)  # noqa: E731
+    half = torch.autocast(setting.device, DTYPES[setting.dtype], enabled=setting.dtype != "fp32")
 
     def infer() -> object:
-        with torch.no_grad(), half():
+        with torch.no_grad(), half:
             return job.infer(net, *inputs)
 
     def train() -> None:
         assert optimizer is not None
-        with half():
+        with half:
             loss = job.loss(net, targets, *inputs)
         loss.backward()
         optimizer.step()
@@ -191,21 +178,18 @@ def count(row: Row, model: str, size: int, device: str) -> dict[str, float | Non
     """GFLOP of one sample by mode, operator by operator; None if one of ours has no formula. Tensors are fake if shapes
     do not depend on numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import, as are the formulas
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
     from . import flop_formulas as _  # noqa: F401  registers the formulas of our operators
 
-    class Ours(TorchDispatchMode):
-        """Takes note of the operators of this package."""
+    uncounted: set[str] = set()
 
-        seen: ClassVar[set[Any]] = set()
+    def note(operator: Any, *args: Any, **kwargs: Any) -> int:
+        uncounted.add(str(operator))
+        return 0
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.namespace == "parapos":
-                self.seen.add(func.overloadpacket)
-            return func(*args, **(kwargs or {}))
-
+    ours = (getattr(torch.ops.parapos, name) for name in torch.ops.parapos)
+    unknown = {operator: partial(note, operator) for operator in ours if operator not in flop_registry}
     gflop: dict[str, float | None] = {}
     job = job_of(REGISTRY[model][0])
     with FakeTensorMode() if job.can_be_fake else nullcontext(), torch.device(device):
@@ -213,20 +197,20 @@ def count(row: Row, model: str, size: int, device: str) -> dict[str, float | Non
         inputs = job.inputs(net, 1, size, device)
         for mode in MODES:
             net.train(mode == "training")
-            with FlopCounterMode(display=False) as counter, Ours(), torch.set_grad_enabled(mode == "training"):
+            counter = FlopCounterMode(display=False, custom_mapping=unknown)
+            with counter, torch.set_grad_enabled(mode == "training"):
                 out = job.product(net, mode == "training", *inputs)
                 if mode == "training":
                     out.backward()
-            uncounted = sorted(str(name) for name in Ours.seen if name not in counter.flop_registry)
             gflop[mode] = None if uncounted else counter.get_total_flops() / 1e9
             if uncounted:
-                measure.progress(f"GFLOP of {row}, {mode}: not counted, no formula for {', '.join(uncounted)}")
+                measure.progress(f"GFLOP of {row}, {mode}: not counted, no formula for {', '.join(sorted(uncounted))}")
     return gflop
 
 
 def analytic(row: Row, model: str, size: int) -> dict[str, float] | None:
     """GFLOP by mode as `flops.py` has them: for the paper's model and size alone."""
-    if (model, size) != (paper()["model"], paper()["size"]) or row.form is not None:
+    if (model, size) != (MODEL, SIZE) or row.form is not None:
         return None
     parabolas = {} if row.parabolas is None else {"parabolas": row.parabolas}
     return {mode: gflops(row.encoding, training=mode == "training", **parabolas) for mode in MODES}

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import text
-from . import measure
-from .model import BASE, MODES, paper
+from .. import recipes, text
+from . import flops, measure
+from .model import BASE, MODES
 
 UNMEASURED, UNKNOWN = "not measured", "-"
 PAPER, ANALYTIC = "paper", "analytic"
@@ -27,8 +27,8 @@ def _find(results: dict[str, Any], kind: str, row: str, size: int, mode: str) ->
 
 def published(results: dict[str, Any], row: str, size: int, column: str) -> float | None:
     """The paper's figure, where this is the model and the size of the paper's table."""
-    same = (results["model"], size) == (paper()["model"], paper()["size"])
-    return paper()["rows"].get(row, {}).get(column) if same else None
+    same = (results["model"], size) == (flops.MODEL, flops.SIZE)
+    return recipes.published("efficiency", row, column) if same else None
 
 
 def paper_ratio(results: dict[str, Any], row: str, size: int, column: str) -> float | None:
@@ -89,24 +89,22 @@ def _costs(results: dict[str, Any], size: int) -> list[Column]:
     """Time and memory as ratios; of the row without an encoding the figures themselves."""
     names, columns = [x["row"] for x in results["rows"] if x["size"] == size], []
     for mode, kind in itertools.product(MODES, KINDS):
-        ratios = {row: (_find(results, kind, row, size, mode) or {"ratio": None})["ratio"] for row in names}
-        cells = {row: _measured(results, kind, row, size, mode) for row in names}
+        found = {row: _find(results, kind, row, size, mode) for row in names}
+        ratios = {row: None if entry is None else entry["ratio"] for row, entry in found.items()}
+        cells = {row: _measured(row, entry) for row, entry in found.items()}
         columns.append(Column(f"{mode} {KINDS[kind]}", ratios, cells=cells))
         theirs = {row: paper_ratio(results, row, size, f"{mode}_{kind}") for row in (*names, *BASELINES)}
         columns.append(Column(PAPER, theirs, "{:.2f}x"))
     return columns
 
 
-def _measured(results: dict[str, Any], kind: str, row: str, size: int, mode: str) -> str:
-    entry = _find(results, kind, row, size, mode)
+def _measured(row: str, entry: dict[str, Any] | None) -> str:
     if entry is None:
         return UNMEASURED
     if row == BASE:
-        return f"{entry['seconds'] * 1000:.1f} ms" if kind == "time" else f"{entry['bytes'] / 1e6:.0f} MB"
-    if kind == "memory":
-        return f"{entry['ratio']:.2f}x"
-    low, high = entry["quartiles"]
-    return f"{entry['ratio']:.2f}x ({low:.2f} to {high:.2f})"
+        return f"{entry['bytes'] / 1e6:.0f} MB" if "bytes" in entry else f"{entry['seconds'] * 1000:.1f} ms"
+    quartiles = f" ({' to '.join(f'{x:.2f}' for x in entry['quartiles'])})" if "quartiles" in entry else ""
+    return f"{entry['ratio']:.2f}x{quartiles}"
 
 
 def where(results: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..text import table
@@ -42,12 +42,25 @@ def _names(event: Any) -> list[str]:
     return [] if event is None else [event.name, *_names(event.cpu_parent)]
 
 
-def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
-    """Milliseconds per step by mode, row and kind, and the floors."""
+def _by_kind(step: Callable[[], object], device: str) -> defaultdict[str, float]:
+    """Milliseconds of a step by kind of operator."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if setting.device == "cuda" else [])
+    on_gpu = device == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as seen:
+        step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    took: defaultdict[str, float] = defaultdict(float)
+    for event in seen.events():
+        if event.device_type.name == "CPU":  # kernels count with the operators that started them
+            took[kind(_names(event))] += (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000
+    return took
+
+
+def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
+    """Milliseconds per step by mode, row and kind, and the floors."""
     rows = [Row(BASE), row]
     out: dict[str, Any] = {**measure.machine(setting.device), "commit": measure.commit(), "row": str(row)}
     out |= {"setting": str(setting), "rounds": rounds, "modes": {}}
@@ -57,30 +70,16 @@ def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
         steps = {r: bench_model.step(net, mode, setting) for r, net in nets.items()}
         for step in steps.values():
             step()
-        spent: dict[Row, defaultdict[str, list[float]]] = {r: defaultdict(list) for r in rows}
+        spent: dict[Row, list[defaultdict[str, float]]] = {r: [] for r in rows}
         for index in range(rounds):
             for r in measure.rotated(rows, index):
-                with profile(activities=activities) as seen:
-                    steps[r]()
-                    if setting.device == "cuda":
-                        torch.cuda.synchronize()
-                took: defaultdict[str, float] = defaultdict(float)
-                for event in seen.events():
-                    if event.device_type.name != "CPU":  # a kernel, which counts with the operator that started it
-                        continue
-                    microseconds = (
-                        event.self_device_time_total if setting.device == "cuda" else event.self_cpu_time_total
-                    )
-                    took[kind(_names(event))] += microseconds / 1000
-                for name, value in took.items():
-                    spent[r][name].append(value)
+                spent[r].append(_by_kind(steps[r], setting.device))
             measure.progress(f"profile: {setting}, {mode}: round {index + 1} of {rounds}")
         base, ours = (count[r][mode] for r in rows)
-        floor = ours / base if base and ours else None
-        out["modes"][mode] = {
-            "ms": {str(r): {name: statistics.median(values) for name, values in spent[r].items()} for r in rows},
-            "floor": floor,
+        medians = {
+            str(r): {name: statistics.median(step[name] for step in spent[r]) for name in spent[r][0]} for r in rows
         }
+        out["modes"][mode] = {"ms": medians, "floor": ours / base if base and ours else None}
         del nets, steps
     return out
 

@@ -9,8 +9,8 @@ from statistics import linear_regression
 
 from .. import text
 from ..analysis.tiles import DEFAULT
+from ..canvas import save, subplots
 from ..encodings.looks import LOOKS
-from ..experiments.plots import save, subplots
 from .sparse import FACTORS, TOLERANCES, Key, Numbers
 
 UNMEASURED = "-"

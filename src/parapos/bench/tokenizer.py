@@ -83,9 +83,8 @@ def run(*, seconds: float = SECONDS, events: int = EVENTS, quick: bool = False) 
         cases = calls(stream)
         tokens = {name: len(call()) for name, (call, _) in cases.items()}  # also compiles
         bounds = (ROUNDS[0], ROUNDS[0]) if quick else ROUNDS
-        times = measure.in_turn(
-            {name: call for name, (call, _) in cases.items()}, measure.processor_time, share, bounds
-        )
+        timed = {name: call for name, (call, _) in cases.items()}
+        times = measure.in_turn(timed, measure.processor_time, share, bounds)
         measure.progress(f"{stream.kind}, {stream.sensor}: {len(times[NUMBA])} rounds")
         for name, (_, count) in cases.items():
             rates = [count / x for x in times[name]]

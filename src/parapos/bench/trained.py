@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from .. import text
 from ..attention import Term, attend
 from ..blocks import Attention
+from ..tracing import hooked
 from ..training import checkpoint, fit
 from ..training.recipe import RecipeError
 from . import measure
@@ -65,13 +66,8 @@ def layers(model: nn.Module, inputs: Sequence[Tensor], pad: bool = True) -> list
         terms = [_change(term, lambda x: _repeated(x, 0 if x.ndim == 1 else 1))[0] for term in terms]
         found.append((q, k, v, terms, module.encoding.scale))
 
-    hooks = [m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, Attention)]
-    try:
-        with torch.no_grad():
-            model(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(m.register_forward_pre_hook(keep) for m in model.modules() if isinstance(m, Attention)):
+        model(*inputs)
     return found
 
 

@@ -10,8 +10,8 @@ import torch
 
 from .. import __version__, text
 from ..attention import KERNELS, KernelError, attend
-from ..bench.measure import cpu_name
 from ..encodings import create_encoding
+from ..machine import cpu_name
 from ..positions import grid_positions
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -1,23 +1,19 @@
 """What a table would cost: arithmetic on the models and the numbers of samples, before anything is run.
 
-Floating-point operations of a sample: two per weight and token, and four per pair of tokens and channel of attention,
-half of them for q.k and half for the values. Training counts three times that. Hours are those of one GPU that
-sustains a given number of operations per second. That a stream of events has EVENT_TOKENS tokens is a guess.
-A model that pools its tokens is counted stage by stage, each with POOLED of the tokens before it, which attend within
-patches; of a sparse convolution, the share OCCUPIED of the weights meets a token. A model of cameras and LiDAR has
-PILLARS pillars, a guess, which attend within sets; the network on its map is counted operation by operation.
+Floating-point operations of a sample are those of models/arithmetic.py; training counts three times that. Hours are
+those of one GPU that sustains a given number of operations per second. That a stream of events has EVENT_TOKENS tokens
+and a moment of driving PILLARS pillars is a guess.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from ..blocks import Attention
 from ..data import clips
 from ..data.counts import published
 from ..models import PointTransformerV3, UniTR, ViViT
+from ..models.arithmetic import gflop
 from ..models.event_vit import EventBackbone
 from ..models.unitr import CAMERAS
 from ..text import table as as_text
@@ -28,7 +24,6 @@ from .store import ReportError
 
 TFLOPS = 150.0  # sustained: about half of the peak of a recent GPU in 16 bits
 EVENT_TOKENS = 1000
-POOLED, OCCUPIED = 0.25, 0.35  # on surfaces
 PILLARS = 20_000  # of ten sweeps
 
 
@@ -59,36 +54,6 @@ def tokens(model: nn.Module, wanted: Recipe, size: int = 0) -> int:
         message = "expected a model with a `patch` size on data with a size, so that its tokens can be counted"
         raise ReportError(f"{message}, got {type(model).__name__}; the table can be made without --dry-run")
     return (height // patch) * (width // patch) + extra
-
-
-def gflop(model: nn.Module, count: int) -> float:
-    """Of so many tokens, forward. An estimate, no count of operators: PaPE's W_b, which is folded, counts in full."""
-    if isinstance(model, UniTR):
-        return _gflop_of_sets(model, count)
-    stages, window, total = [(0, model)], count, 0.0  # how often tokens were pooled, and what works on them
-    if isinstance(model, PointTransformerV3):
-        backbone, window = model.backbone, model.patch
-        parts = [*backbone.enc.items(), *backbone.dec.items()]
-        stages = [(0, backbone.embedding), *((int(name[3:]), part) for name, part in parts)]
-    for level, part in stages:
-        here = count * POOLED**level
-        named = [(name, p) for name, p in part.named_parameters() if p.ndim > 1 and not name.startswith("classifier")]
-        weights = sum(p.numel() * (OCCUPIED if p.ndim == 5 and part is not model else 1) for _, p in named)
-        layers = [module for module in part.modules() if isinstance(module, Attention)]
-        pairs = sum(layer.heads * (layer.qk_dim + layer.head_dim) for layer in layers)
-        total += here * (weights + min(here, window) * pairs)
-    return 2 * total / 1e9
-
-
-def _gflop_of_sets(model: UniTR, count: int) -> float:
-    """Of so many pillars and patches, each of which has one of two MLPs, and of the map and its head."""
-    layers = [module for module in model.backbone.modules() if isinstance(module, Attention)]
-    shared = sum(p.numel() for layer in layers for p in layer.parameters() if p.ndim > 1)
-    split = sum(p.numel() for p in model.backbone.parameters() if p.ndim > 1) - shared
-    pairs = sum(layer.heads * (layer.qk_dim + layer.head_dim) for layer in layers)
-    with FlopCounterMode(display=False) as counter, torch.device("meta"), torch.no_grad():
-        model.eval().head(model.bev(torch.empty(1, model.pillars.dim, *model.grid.size)))
-    return (2 * count * (shared + split / 2 + model.sets.set_size * pairs) + counter.get_total_flops()) / 1e9
 
 
 def estimate(grid: Grid, tflops: float = TFLOPS) -> str:

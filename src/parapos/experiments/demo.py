@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ..encodings.looks import label
 from ..training import recipe
 from . import demo_report, render, store, tables
 from .demo_report import Committed
-from .grid import Grid, Place, Repeat, Results, Run, collect
+from .grid import Grid, Results, Run, collect, fill
 from .tables_spec import Column, Row, Table
 
 ENCODINGS = ("pape", "lookhere", "rope", "sincos")
@@ -99,21 +99,17 @@ def train(
     are compared with what the package has of the same models."""
     grid = resolve(out, data, encodings, quick)
     tables.make(grid, _processes(encodings), out / "log.txt", tell)
-    results = collect(grid.jobs)
-    files = [out / "demo.md", out / "extrapolation.csv", out / "extrapolation.png"]
-    if data is None and not quick:
-        seeds, shipped = committed(), _collect_shipped(out, encodings)
-        text, is_reached = demo_report.side_by_side(seeds, grid, results, shipped)
-        render.write_numbers(grid, results, files[1])
-        demo_report.draw(files[2], seeds, grid, results, "dots: trained on this machine")
-        files[0].write_text(f"{text}\n", encoding="utf-8")
-        return Demo(grid, results, text, tuple(files), is_reached)
-    reading = demo_report.reading(grid, results)
-    render.write_numbers(grid, results, files[1])
-    demo_report.draw(files[2], None, grid, results)
-    text = f"{render.markdown(grid, results)}\n\n{SMOKE + '. ' if quick else ''}{reading}"
+    results, seeds = collect(grid.jobs), committed() if data is None and not quick else None
+    if seeds is not None:
+        text, is_reached = demo_report.side_by_side(seeds, grid, results, collect(_shipped_grid(out, encodings).jobs))
+    else:
+        reading = demo_report.reading(grid, results)
+        text, is_reached = f"{render.markdown(grid, results)}\n\n{SMOKE + '. ' if quick else ''}{reading}", True
+    files = (out / "demo.md", out / "extrapolation.csv", out / "extrapolation.png")
     files[0].write_text(f"{text}\n", encoding="utf-8")
-    return Demo(grid, results, text, tuple(files))
+    render.write_numbers(grid, results, files[1])
+    demo_report.draw(files[2], seeds, grid, results, "dots: trained on this machine" if seeds else "")
+    return Demo(grid, results, text, files, is_reached)
 
 
 def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool) -> Grid:
@@ -121,7 +117,7 @@ def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool)
     changes = dict(QUICK) if quick else {}
     source, what = ("demo", "handwritten digits") if data is None else ("demo_images", readable(data.resolve().name))
     if data is not None:
-        largest = max(_sizes(recipe.load(source).data.sides[0]).values())
+        largest = max(column.size for column in _columns(recipe.load(source).data.sides[0]).values())
         changes["data.root"] = str(lay_out(data, out / "data", largest=largest))
     grid = _grid(out / "runs", source, changes, encodings, what, is_quick=quick)
     for run in grid.runs:
@@ -129,22 +125,15 @@ def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool)
     return grid
 
 
-def _collect_shipped(out: Path, encodings: Sequence[str]) -> Results:
-    known = [name for name in encodings if (out / "shipped" / name).is_dir()]
-    if not known:
-        return Results()
-    return collect(_grid(out / "shipped", "demo", {}, known, "handwritten digits", is_given=True).jobs)
-
-
 def _processes(encodings: Sequence[str]) -> int:
     return min(2, os.cpu_count() or 1, len(encodings))
 
 
-def _sizes(trained: int) -> dict[str, int]:
-    """The test sizes of the table `demo`, by the names of its columns, for models trained at another size."""
+def _columns(trained: int) -> dict[str, Column]:
+    """The columns of the table `demo`, for models trained at another size."""
     columns = tables.load("demo").columns
-    base = min(column.size or 0 for column in columns.values())
-    return {name: trained * (column.size or 0) // base for name, column in columns.items()}
+    base = min(column.size for column in columns.values())
+    return {name: replace(column, size=trained * column.size // base) for name, column in columns.items()}
 
 
 def _grid(
@@ -161,28 +150,18 @@ def _grid(
     for name in encodings:
         merged = {**changes, "model.encoding": name}
         runs[name] = Run(source, merged, folder / name, recipe.load(source, merged), label=label(name), given=is_given)
-    first = next(iter(runs.values()))
-    trained, model = first.side, tables.load("demo")
-    columns = {
-        name: Column(size=size, interpolate=model.columns[name].interpolate)
-        for name, size in _sizes(trained).items()
-        if not is_quick or size in (trained, 2 * trained)
-    }
-    block = "digits" if source == "demo" else what
-    places: dict[Place, tuple[Repeat, ...]] = {
-        (block, row, name): (Repeat(run, column.evaluation(row, trained), run.metric()),)
-        for row, run in runs.items()
-        for name, column in columns.items()
-    }
-    title = (
-        f"Small ViTs trained on {what} at {trained} px for {first.wanted.optim.epochs} epochs, tested on larger images"
-    )
+    wanted = recipe.load(source, changes)
+    trained = wanted.data.sides[0]
+    columns = _columns(trained)
+    if is_quick:
+        columns = {name: column for name, column in columns.items() if column.size in (trained, 2 * trained)}
+    title = f"Small ViTs trained on {what} at {trained} px for {wanted.optim.epochs} epochs, tested on larger images"
     table = Table(
         name="demo",
         title=f"{SMOKE}: {title}" if is_quick else title,
         rows={row: Row(changes={"model.encoding": row}) for row in runs},
         columns=columns,
-        seeds=(first.wanted.run.seed,),
-        blocks={block: source},
+        seeds=(wanted.run.seed,),
+        blocks={"digits" if source == "demo" else what: source},
     )
-    return Grid(table, places, {name: name for name in encodings})
+    return fill(table, lambda block, row, column: [runs[row]])

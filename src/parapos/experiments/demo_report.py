@@ -255,7 +255,7 @@ def draw(path: Path, seeds: Committed | None, grid: Grid | None, results: Result
     if shown is None:
         assert seeds is not None, "a plot of nothing"
         shown = seeds.grid
-    panels = []
+    panels = {}
     for group in groups(shown):
         lines = []
         for name in shown.rows:
@@ -268,9 +268,9 @@ def draw(path: Path, seeds: Committed | None, grid: Grid | None, results: Result
                 low, high = ([pick(v, default=None) for v in known] for pick in (min, max))
                 line = replace(line, low=low, high=high, dots=single)
             lines.append(line)
-        panels.append((_heading(group), lines))
+        panels[_heading(group)] = lines
     sizes = [column.size or 0 for column in groups(shown)[0].columns.values()]
     trained, metric = shown.trained(block_of(shown)), next(iter(shown.places.values()))[0].metric
     words = f"lines and bands: mean and range of {seeds.seeds} seeds" if seeds else "one seed"
     title = "; ".join(filter(None, (f"{block_of(shown)}, trained at {trained} px", words, dots)))
-    plots.panels(path, sizes, panels, trained=trained, title=title[0].upper() + title[1:], metric=metric)
+    plots.curves(path, sizes, panels, trained=trained, title=title[0].upper() + title[1:], metric=metric)

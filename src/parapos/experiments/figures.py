@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from ..attention.terms import Term
+from ..canvas import save, subplots
 from ..encodings import ENCODINGS, create_encoding
 from ..encodings.looks import LOOKS, label
+from ..recipes import paper
 from ..tasks.base import Metric
 from ..text import table as as_text
 from . import plots
-from .tables_spec import load, paper
+from .tables_spec import load
 
 OURS = ("pape", "pape_ri")  # the encodings that the paper proposes
 MATCH = 0.5  # points: a smaller gap to the best baseline counts as a match
@@ -39,7 +41,7 @@ def parabolas(path: Path, seed: int = 3, count: int = 4) -> str:
     side = torch.linspace(-4, 4, 41)
     plane = _bias(encoding, x, torch.cartesian_prod(side, side)).view(41, 41).T
 
-    figure, axes = plots.subplots(1, 2, size=(9.2, 3.8))
+    figure, axes = subplots(1, 2, size=(9.2, 3.8))
     for number, values in enumerate(each, 1):
         axes[0].plot(line, values, linewidth=1.2, color="#999999", label=f"{count} parabolas" if number == 1 else None)
     axes[0].plot(line, total, linewidth=2.6, color=LOOKS["pape"][1], label="their sum, the bias")
@@ -51,7 +53,7 @@ def parabolas(path: Path, seed: int = 3, count: int = 4) -> str:
     axes[1].plot(0, 0, "o", color="#56B4E9", markersize=6)
     axes[1].set(xlabel="relative position along x", ylabel="along y", title="exp of the bias around the query (blue)")
     figure.colorbar(drawn, ax=axes[1], fraction=0.046, pad=0.03)
-    plots.save(figure, path)
+    save(figure, path)
     gap = float((each.sum(0) - total).abs().max())
     return f"{count} parabolas of one query; their sum is the encoding's bias to within {gap:.1e}."
 
@@ -71,8 +73,8 @@ def extrapolation(path: Path) -> str:
     table = load("extrapolation")
     sizes = [column.size for column in table.columns.values()]
     lines = [plots.Line(label(row), row, [table.published(row, c) for c in table.columns]) for row in table.rows]
-    metric = Metric("published", "published score", "%")
-    plots.curves(path, sizes, lines, trained=sizes[0], title=f"{table.title} (the paper's figures)", metric=metric)
+    metric, title = Metric("published", "published score", "%"), f"{table.title} (the paper's figures)"
+    plots.curves(path, sizes, {"": lines}, trained=sizes[0], title=title, metric=metric)
     ends = {line.name: line.values[-1] or 0.0 for line in lines}
     best, second = sorted(ends, key=lambda name: -ends[name])[:2]
     return f"At {sizes[-1]} px {best} is {ends[best] - ends[second]:.1f} points above the next best, {second}."
@@ -93,11 +95,11 @@ def verdicts(section: str = "generality", row: str = "pape") -> dict[str, tuple[
 def generality(path: Path) -> str:
     """Figure 1c: the published scores as bars, and the verdict that follows from them."""
     figures, judged = paper()["generality"], verdicts()
-    figure, axis = plots.subplots(size=(11, 4))
+    figure, axis = subplots(size=(11, 4))
     lines = [plots.Line(label(row), row, values[: len(judged)]) for row, values in figures["rows"].items()]
     plots.bars(axis, [f"{name}\n{word} ({gap:+.1f})" for name, (word, gap) in judged.items()], lines)
     axis.set(ylabel="published score, %", ylim=(0, 100), title="PaPE and the best baseline on each data set")
-    plots.save(figure, path)
+    save(figure, path)
     words = [word for word, _ in judged.values()]
     message = f"PaPE matches the best baseline on {words.count('matches')} data sets, exceeds it on "
     message += f"{words.count('exceeds')} and is below it on {words.count('is below')}; a match is a gap of at most "
@@ -109,7 +111,7 @@ def distances(path: Path) -> str:
     what moving and turning all positions does to them."""
     torch.manual_seed(0)
     reach = torch.linspace(0, 14, 57)
-    figure, axes = plots.subplots(1, 2, size=(9.2, 3.8), sharey=True)
+    figure, axes = subplots(1, 2, size=(9.2, 3.8), sharey=True)
     lines = []
     for axis, name, heads in ((axes[0], "alibi", 8), (axes[1], "pape_ri", 1)):
         encoding = create_encoding(name, dim=64, heads=heads, head_dim=8, pos_dim=2)
@@ -129,7 +131,7 @@ def distances(path: Path) -> str:
         change = float((turned - plain).abs().max())
         lines.append([label(name), f"{whole / half:.2f}", f"{spread:.2f}", f"{change:.0e}", moved])
     axes[0].set_ylabel("attention bias")
-    plots.save(figure, path)
+    save(figure, path)
     header = ["", "bias at twice the distance", "spread over contents", "change when turned", "unchanged when moved"]
     return as_text(header, lines)
 

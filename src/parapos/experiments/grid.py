@@ -7,13 +7,14 @@ data.
 
 from __future__ import annotations
 
-import json
+import itertools
 import shlex
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,9 +22,8 @@ from ..tasks.base import Metric
 from ..training import runs
 from ..training.recipe import Recipe
 from ..training.runs import FINISHED
-from ..training.schema import Model
 from .store import Cells, Evaluation, ReportError, Scores, at_step, value_of
-from .tables_spec import Column, Row, Table
+from .tables_spec import Column, Table
 
 TRAINING_LOSS = Metric("train_loss", "training loss", higher_is_better=False)
 
@@ -60,6 +60,19 @@ class Run:
     def state(self) -> str:
         """How far it is, as `runs.progress` says it."""
         return FINISHED if self.given else runs.progress(self.folder, self.wanted)
+
+    @cached_property
+    def patch(self) -> int:
+        """The patch size of its model, 1 if it has none. The model is built without memory for its weights."""
+        with torch.device("meta"):
+            return getattr(self.wanted.model.build(self.wanted.task_class.outputs(None)), "patch", 1)
+
+    def check_sizes(self, where: str, sizes: Iterable[int]) -> None:
+        """Before anything is trained or evaluated: whether its model can take samples of these sizes."""
+        for size in sorted(set(sizes) - {self.wanted.data.size, 0}):
+            if size % self.patch:
+                expected = f"a multiple of the model's patch size {self.patch}"
+                raise ReportError(f"{where}: size: expected {expected}, got {size}")
 
     def is_finished(self) -> bool:
         return (self.folder / "weights.safetensors").is_file() and self.state() == FINISHED
@@ -133,12 +146,11 @@ def collect(jobs: Sequence[Job], *, curves: bool = False) -> Results:
 
 @dataclass(frozen=True)
 class Grid:
-    """Places and their repeats. encodings: of rows that are not named after one, for plots. only: the rows that are
-    shown, if not all of the table, whether they have places or not."""
+    """Places and their repeats. only: the rows that are shown, if not all of the table, whether they have places or
+    not."""
 
     table: Table
     places: dict[Place, tuple[Repeat, ...]]
-    encodings: dict[str, str] = field(default_factory=dict)
     only: tuple[str, ...] = ()
 
     @cached_property
@@ -214,31 +226,24 @@ class Grid:
         return [statistics.fmean(v for v in line if v is not None) for line in lines if None not in line]
 
 
-def of_sizes(title: str, rows: Mapping[str, tuple[Run, bool]], sizes: Sequence[int], **more: str) -> Grid:
-    """Runs at many sizes: a row for a run, with positions interpolated or as they are, and a column for a size."""
-    columns = {f"{size} px": Column(size=size) for size in sizes}
+def fill(
+    table: Table, find: Callable[[str, str, Column], Sequence[Run]], only: Sequence[str] = (), **more: Any
+) -> Grid:
+    """The grid of a table. find(block, row, column): the runs of a place. more: what all evaluations have beside that
+    which columns say."""
     places: dict[Place, tuple[Repeat, ...]] = {}
-    for row, (run, interpolated) in rows.items():
-        for name, column in columns.items():
-            evaluation = Evaluation.at(column.size, trained=run.side, interpolated=interpolated, **more)
-            places["", row, name] = (Repeat(run, evaluation, run.metric()),)
-    shown = {row: Row(dashed=interpolated) for row, (_, interpolated) in rows.items()}
-    encodings = {row: run.wanted.model.encoding for row, (run, _) in rows.items()}
-    return Grid(Table(title=title, rows=shown, columns=columns), places, encodings)
-
-
-@cache
-def _patch(model: str, outputs: str) -> int:
-    """The patch size of a model and its outputs, given as JSON; built once, without memory for its weights."""
-    with torch.device("meta"):
-        return getattr(Model(**json.loads(model)).build(json.loads(outputs)), "patch", 1)
-
-
-def check_sizes(where: str, wanted: Recipe, sizes: Iterable[int]) -> None:
-    """Before anything is trained or evaluated: whether a model can take samples of these sizes."""
-    other = sorted(set(sizes) - {wanted.data.size, 0})
-    outputs = json.dumps(wanted.task_class.outputs(None))
-    patch = _patch(json.dumps(asdict(wanted.model)), outputs) if other else 1
-    for size in other:
-        if size % patch:
-            raise ReportError(f"{where}: size: expected a multiple of the model's patch size {patch}, got {size}")
+    for row, block, (name, column) in itertools.product(table.rows, table.blocks or [""], table.columns.items()):
+        if (only and row not in only) or column.mean_of or row in column.without:
+            continue
+        repeats = []
+        for run in find(block, row, column):
+            evaluation: Evaluation | str = at_step(column.loss_at)
+            try:
+                if not column.loss_at:
+                    evaluation = replace(column.evaluation(row, run.side), **more)
+                metric = TRAINING_LOSS if column.loss_at else run.metric(column.metric)
+            except ReportError as error:
+                raise ReportError(f"{table.name}: columns.{name}.{error}") from None
+            repeats.append(Repeat(run, evaluation, metric))
+        places[block, row, name] = tuple(repeats)
+    return Grid(table, places, only=tuple(only))

@@ -6,10 +6,10 @@ import inspect
 from typing import Any
 
 from ..models import MODELS
+from ..recipes import paper
 from ..text import table as as_text
 from ..training import recipe
 from ..training.recipe import Recipe
-from .tables_spec import paper
 
 NAME = "hyperparameters"
 

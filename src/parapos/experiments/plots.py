@@ -1,32 +1,29 @@
 """Plots of grids: values over the resolution, losses over the steps.
 
-Colours and names of encodings are the same in every plot. matplotlib is imported when something is drawn.
+Colours and names of encodings are the same in every plot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..canvas import save, subplots
 from ..encodings.looks import LOOKS
 from ..tasks.base import Metric
-
-DPI = 150
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: values by x, None where nothing was measured. dashed: with position interpolation. spread: how far the
-    values reach up and down, drawn as a band; low and high: instead, where it begins and ends. dots: single values
-    beside it. colour: instead of the encoding's."""
+    """A curve: values by x, None where nothing was measured. dashed: with position interpolation. colour: instead of
+    the encoding's. low and high: where a band begins and ends. dots: single values beside it."""
 
     name: str
     encoding: str
     values: Sequence[float | None]
     dashed: bool = False
-    spread: Sequence[float | None] = ()
     colour: str = ""
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
@@ -35,31 +32,6 @@ class Line:
     @property
     def ink(self) -> str:
         return self.colour or LOOKS[self.encoding][1]
-
-    @property
-    def band(self) -> list[tuple[float, float] | None]:
-        """Where the band begins and ends at each x, None where there is none."""
-        if self.low:
-            return [None if a is None or b is None else (a, b) for a, b in zip(self.low, self.high, strict=True)]
-        spreads = self.spread or [None] * len(self.values)
-        return [None if v is None or s is None else (v - s, v + s) for v, s in zip(self.values, spreads, strict=True)]
-
-
-def load_pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def subplots(*shape: int, size: tuple[float, float] = (7.6, 4.6), **options: Any) -> tuple[Any, Any]:
-    """A figure of a size in inches and its axes, open at the top and at the right."""
-    figure, axes = load_pyplot().subplots(*shape, figsize=size, layout="constrained", **options)
-    for axis in figure.axes:
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def _spread(wanted: Sequence[float], gap: float) -> list[float]:
@@ -72,26 +44,14 @@ def _spread(wanted: Sequence[float], gap: float) -> list[float]:
 
 
 def curves(
-    path: Path, sizes: Sequence[int], lines: Sequence[Line], *, trained: int, title: str, metric: Metric
+    path: Path, sizes: Sequence[int], groups: Mapping[str, Sequence[Line]], *, trained: int, title: str, metric: Metric
 ) -> None:
-    """Values over the resolution, each curve with its name at its end; the trained resolution is marked."""
-    panels(path, sizes, [("", lines)], trained=trained, title=title, metric=metric)
-
-
-def panels(
-    path: Path,
-    sizes: Sequence[int],
-    groups: Sequence[tuple[str, Sequence[Line]]],
-    *,
-    trained: int,
-    title: str,
-    metric: Metric,
-) -> None:
-    """`curves` side by side with one scale: the caption and the lines of each."""
+    """Values over the resolution, each curve with its name at its end; the trained resolution is marked. groups: lines
+    by caption, drawn side by side with one scale; one group alone has the title for a caption."""
     one = len(groups) == 1
     figure, axes = subplots(1, len(groups), size=(7.6, 4.6) if one else (5.4 * len(groups), 4.4), squeeze=False)
     figure.get_layout_engine().set(wspace=0.06)
-    for axis, (caption, lines) in zip(axes[0], groups, strict=True):
+    for axis, (caption, lines) in zip(axes[0], groups.items(), strict=True):
         _curves(axis, sizes, lines, trained, metric)
         axis.set_title(title if one else caption, fontsize=None if one else 11)
     axes[0][0].set_ylabel(f"{metric.label}, {metric.unit}" if metric.unit else metric.label)
@@ -134,7 +94,8 @@ def _plot(axis: Any, xs: Sequence[float], line: Line, **style: Any) -> None:
     """A curve through what was measured, and its band."""
     points = [(x, v) for x, v in zip(xs, line.values, strict=True) if v is not None]
     axis.plot(*zip(*points, strict=True), color=line.ink, **style)
-    if band := [(x, *pair) for x, pair in zip(xs, line.band, strict=True) if pair is not None]:
+    edges = zip(xs, line.low, line.high, strict=bool(line.low))
+    if band := [edge for edge in edges if None not in edge]:
         axis.fill_between(*zip(*band, strict=True), color=line.ink, alpha=0.15, linewidth=0)
 
 
@@ -157,9 +118,3 @@ def bars(axis: Any, groups: Sequence[str], lines: Sequence[Line]) -> None:
         axis.bar(places, line.values, wide, color=line.ink, label=line.name)
     axis.set_xticks(range(len(groups)), groups)
     axis.legend(ncols=7, fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14))
-
-
-def save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI, bbox_inches="tight")
-    load_pyplot().close(figure)

@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -179,21 +180,17 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _deviation(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
-
-
-def write(grid: Grid, results: Results, text: Path, numbers: Path, plot: Path, title: str = "") -> list[Path]:
-    """The table as Markdown and CSV, and plots: values by size for each block and group, and losses by step.
-
-    plot: the file of a grid without blocks; a block has its own, named after it, in the same folder."""
+def write(grid: Grid, results: Results, path: Path) -> list[Path]:
+    """The table as Markdown and CSV, PATH.md and PATH.csv, and plots: values by size for each block and group, and
+    losses by step. PATH.png is of a grid without blocks; a block has its own, named after it, in the same folder."""
+    text, numbers, plot = (path.with_name(f"{path.name}{end}") for end in (".md", ".csv", ".png"))
     paths = [text, numbers]
     checkpoint.write(text, f"{markdown(grid, results)}\n".encode())
     write_numbers(grid, results, numbers)
     for block in grid.blocks:
         for group in groups(grid):
-            path = plot.with_name(f"{block}{group.suffix}.png") if block else plot
-            paths += curves(grid, results, block, group, path, title)
+            of_block = plot.with_name(f"{block}{group.suffix}.png")
+            paths += curves(grid, results, block, group, of_block if block else plot)
         if grid.has_curves:
             paths += _losses(grid, results, block, plot.with_name(f"{block}-loss.png"))
     return paths
@@ -205,26 +202,25 @@ def write_numbers(grid: Grid, results: Results, path: Path) -> None:
     for place in itertools.product(grid.blocks, grid.rows, grid.table.columns):
         values, metric = grid.values(results, place), grid.metric(place)
         about = ["", ""] if metric is None else [metric.name, metric.unit]
-        spreads = [_mean(values), _deviation(values), len(values)]
+        spreads = [_mean(values), statistics.stdev(values) if len(values) > 1 else None, len(values)]
         lines.append([*place, *about, *spreads, grid.table.published(*place[1:])])
     rows.write(path, COLUMNS, lines)
 
 
-def curves(grid: Grid, results: Results, block: str, group: Group, path: Path, title: str = "") -> list[Path]:
+def curves(grid: Grid, results: Results, block: str, group: Group, path: Path) -> list[Path]:
     """Values by size, if the columns are two or more sizes and something was measured."""
     columns = {name: c for name, c in group.columns.items() if c.size}
     lines, counts = [], set()
     for row in grid.rows:
         values = [grid.values(results, (block, row, name)) for name in columns]
         counts |= {len(v) for v in values}
-        lines.append(_line(grid, row, list(map(_mean, values)), list(map(_deviation, values))))
+        lines.append(_line(grid, row, values))
     if len(columns) < 2 or len(columns) < len(grid.table.columns) * (not block) or not counts - {0}:
         return []
     metric = next(repeats[0].metric for (b, _, c), repeats in grid.places.items() if b == block and c in columns)
-    if block:
-        title = f"{block}, {group.caption}: mean and spread of {_seeds(grid, counts)}"
+    title = f"{block}, {group.caption}: mean and spread of {_seeds(grid, counts)}" if block else grid.title
     sizes, trained = [c.size for c in columns.values()], grid.trained(block)
-    plots.curves(path, sizes, lines, trained=trained, title=title or grid.title, metric=metric)
+    plots.curves(path, sizes, {"": lines}, trained=trained, title=title, metric=metric)
     return [path]
 
 
@@ -236,12 +232,18 @@ def _seeds(grid: Grid, counts: set[int]) -> str:
     return f"{' to '.join(map(str, dict.fromkeys((there[0], there[-1]))))} of {wanted} seeds"
 
 
-def _line(grid: Grid, row: str, values: Sequence[float | None], spreads: Sequence[float | None] = ()) -> plots.Line:
-    """The curve of a row, in the colour of its encoding if it is named after one."""
-    encoding = grid.encodings.get(row) or grid.table.rows[row].changes.get("model.encoding", "")
-    is_named = row in LOOKS or row in grid.encodings
-    ink = "" if is_named else INKS[list(grid.table.rows).index(row) % len(INKS)]
-    return plots.Line(label(row), encoding, values, grid.table.rows[row].dashed, spreads, ink)
+def _line(grid: Grid, row: str, values: Sequence[Sequence[float]], *, has_band: bool = True) -> plots.Line:
+    """The curve of a row, in the colour of its encoding if it is named after one. values: of all repeats, by x."""
+    spec = grid.table.rows[row]
+    ink = "" if row in LOOKS or spec.encoding else INKS[list(grid.table.rows).index(row) % len(INKS)]
+    encoding, means = spec.encoding or spec.changes.get("model.encoding", ""), list(map(_mean, values))
+    line = plots.Line(label(row), encoding, means, spec.dashed, ink)
+    if not has_band:
+        return line
+    low, high = (
+        [statistics.fmean(v) + sign * statistics.stdev(v) if len(v) > 1 else None for v in values] for sign in (-1, 1)
+    )
+    return replace(line, low=low, high=high)
 
 
 def _losses(grid: Grid, results: Results, block: str, path: Path) -> list[Path]:
@@ -252,7 +254,9 @@ def _losses(grid: Grid, results: Results, block: str, path: Path) -> list[Path]:
         if row is not None and step.isdecimal() and TRAINING_LOSS.name in metrics:
             points.setdefault(row, {}).setdefault(int(step), []).append(metrics[TRAINING_LOSS.name])
     steps = sorted({step for losses in points.values() for step in losses})
-    lines = [_line(grid, row, [_mean(losses.get(step, [])) for step in steps]) for row, losses in points.items()]
+    lines = [
+        _line(grid, row, [losses.get(step, []) for step in steps], has_band=False) for row, losses in points.items()
+    ]
     counts = {len(repeats) for losses in points.values() for repeats in losses.values()}
     if not steps:
         return []

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import timedelta
@@ -30,7 +28,7 @@ from ..training.runs import FINISHED
 from .grid import Job
 from .store import Cells, ReportError, read
 
-POLL, SAY = 0.25, 10.0  # seconds
+SAY = 10.0  # seconds
 SAVE = 30.0  # seconds that training has to save when the parent is gone
 TRAINING = 0.8  # share of training in the time of a run, to tell how far it is
 Tell = Callable[[str], object]
@@ -80,15 +78,7 @@ def begin(log: str) -> None:
     os.dup2(file, 2)
     keep_memory()
     torch.set_num_threads(1)
-
-    def watch() -> None:
-        if (parent := multiprocessing.parent_process()) is not None:
-            parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)  # training saves, and the process may then wait for work for ever
-        time.sleep(SAVE)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    processes.end_with_parent(SAVE)
 
 
 def work(job: Job) -> str | None:
@@ -136,14 +126,12 @@ def board(tell: Tell) -> Iterator[tuple[Callable[[float, str], object], float]]:
 def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callable[[Job], object]) -> None:
     """Says how far they are and how long it may take, until all are done or one fails."""
     shares = {future: progress(job)[0] for future, job in futures.items()}
-    begun, began, reported = sum(shares.values()), time.monotonic(), time.monotonic()
+    begun, began = sum(shares.values()), time.monotonic()
     left = dict(futures)
     with board(tell) as (show, every):
         show(begun / len(futures), "starting processes; each loads PyTorch first, which takes some seconds")
         while left:
-            time.sleep(POLL)
-            ended = [future for future in left if future.done()]
-            for future in ended:
+            for future in wait(left, every, FIRST_COMPLETED).done:
                 job = left.pop(future)
                 try:
                     wrong = future.result()
@@ -153,16 +141,13 @@ def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callab
                     raise ReportError(f"{job.run.folder}: {wrong} (what it said is in {log})")
                 shares[future] = 1.0
                 done(job)
-            now = time.monotonic()
-            if not ended and now - reported < every:
-                continue
-            reported, parts = now, []
+            parts = []
             for future, job in left.items():
                 if future.running():
                     shares[future], words = progress(job)
                     parts.append(f"{job.run.label or job.run.name} {shares[future]:.0%} {words}".rstrip())
             so_far = sum(shares.values())
-            rate = (so_far - begun) / (now - began)
+            rate = (so_far - begun) / (time.monotonic() - began)
             if not rate and every < SAY:
                 continue  # the processes are still starting, as the bar says
             time_left = str(timedelta(seconds=round((len(futures) - so_far) / rate))) if rate else "?"

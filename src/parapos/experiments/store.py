@@ -26,18 +26,14 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a run is evaluated on. size: 0 where data have none. data and root: "" for those of the run."""
+    """What a run is evaluated on. size: 0 where data have none. position_scale: below 1, positions are
+    drawn together, as into the trained range. data and root: "" for those of the run."""
 
     size: int = 0
     position_scale: float = 1.0
     data: str = ""
     split: str = "test"
     root: str = ""
-
-    @staticmethod
-    def at(size: int, *, trained: int, interpolated: bool, **more: str) -> Evaluation:
-        """At a size, with positions drawn together into the trained range or as they are."""
-        return Evaluation(size, trained / size if interpolated else 1.0, **more)
 
     @property
     def label(self) -> str:

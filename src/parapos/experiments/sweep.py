@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..encodings.looks import label
 from ..training import fit
 from . import render
-from .grid import Grid, Results, Run, check_sizes, collect, of_sizes
+from .grid import Grid, Results, Run, collect, fill
 from .schedule import run_all
 from .store import Cells, ReportError
+from .tables_spec import Column, Row, Table
 
 INTERPOLATE = {"both": (False, True), "on": (True,), "off": (False,)}
 
@@ -23,31 +25,34 @@ def resolve(
     data: str = "",
     split: str = "test",
     root: str = "",
-    title: str = "",
 ) -> Grid:
     """The grid of a sweep. Impossible requests are refused here, before anything is evaluated."""
     if interpolate not in INTERPOLATE:
         raise ReportError(f"interpolate must be one of {', '.join(INTERPOLATE)}, got {interpolate!r}")
-    recipes = [fit.load_run(folder) for folder in runs]
-    if len({wanted.data.size for wanted in recipes}) > 1:
-        message = ", ".join(f"{folder} {wanted.data.size}" for folder, wanted in zip(runs, recipes, strict=True))
+    given = [Run("", {}, folder, fit.load_run(folder), given=True) for folder in runs]
+    if len({run.wanted.data.size for run in given}) > 1:
+        message = ", ".join(f"{run.folder} {run.wanted.data.size}" for run in given)
         raise ReportError(f"runs of one sweep must be trained at one size, got {message}")
-    trained = recipes[0].data.sides[0]
-    if not trained or len(set(recipes[0].data.sides)) > 1:
-        raise ReportError(f"{runs[0]}: dataset {recipes[0].data.name} has no size to sweep, or is not square")
-    names = [folder.resolve().name for folder in runs]
-    if len({folder.resolve() for folder in runs}) < len(runs) or len(set(names)) < len(names):
+    name, trained = given[0].wanted.data.name, given[0].side
+    if not trained:
+        raise ReportError(f"{runs[0]}: dataset {name} has no size to sweep, or is not square")
+    if len({run.name for run in given}) < len(given):
         raise ReportError("runs of one sweep must be different ones with different names, got one of them twice")
-    encodings = [wanted.model.encoding for wanted in recipes]
-    rows: dict[str, tuple[Run, bool]] = {}
-    for folder, wanted, name in zip(runs, recipes, names, strict=True):
-        check_sizes(str(folder), wanted, sizes)
-        Cells(folder)  # tells that there are no weights, or that cells.csv is damaged
-        known = label(wanted.model.encoding) if encodings.count(wanted.model.encoding) == 1 else name
-        run = Run("", {}, folder, wanted, label=known, given=True)
-        rows |= {f"{known}, interpolated" if x else known: (run, x) for x in INTERPOLATE[interpolate]}
-    title = title or f"{data or recipes[0].data.name}, {split}: trained at {trained} px, tested at other sizes"
-    return of_sizes(title, rows, sorted(set(sizes)), data=data, split=split, root=root)
+    encodings = [run.wanted.model.encoding for run in given]
+    rows: dict[str, Row] = {}
+    found: dict[str, Run] = {}
+    for run, encoding in zip(given, encodings, strict=True):
+        run.check_sizes(str(run.folder), sizes)
+        Cells(run.folder)  # tells that there are no weights, or that cells.csv is damaged
+        known = label(encoding) if encodings.count(encoding) == 1 else run.name
+        for is_dashed in INTERPOLATE[interpolate]:
+            row = f"{known}, interpolated" if is_dashed else known
+            rows[row], found[row] = Row(encoding=encoding, dashed=is_dashed), replace(run, label=known)
+    title = f"{data or name}, {split}: trained at {trained} px, tested at other sizes"
+    interpolated = tuple(row for row, spec in rows.items() if spec.dashed)
+    columns = {f"{size} px": Column(size=size, interpolate=interpolated) for size in sorted(set(sizes))}
+    table = Table(title=title, rows=rows, columns=columns)
+    return fill(table, lambda block, row, column: [found[row]], data=data, split=split, root=root)
 
 
 def run(grid: Grid, tell: Callable[[str], object] = lambda line: None, batch: int | None = None) -> Results:
@@ -58,4 +63,4 @@ def run(grid: Grid, tell: Callable[[str], object] = lambda line: None, batch: in
 
 def write(grid: Grid, results: Results, out: Path) -> list[Path]:
     """OUT/sweep.md, sweep.csv and sweep.png."""
-    return render.write(grid, results, out / "sweep.md", out / "sweep.csv", out / "sweep.png")
+    return render.write(grid, results, out / "sweep")

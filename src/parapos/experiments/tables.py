@@ -16,8 +16,8 @@ from ..text import nearest
 from ..training import fit, recipe
 from ..training.recipe import RecipeError
 from . import render, schedule, store
-from .grid import TRAINING_LOSS, Grid, Job, Place, Repeat, Results, Run, check_sizes
-from .store import ReportError, at_step
+from .grid import Grid, Job, Results, Run, fill
+from .store import ReportError
 from .tables_spec import Column, Table
 from .tables_spec import load as load  # for callers of this module
 from .tables_spec import shelf as shelf
@@ -26,10 +26,8 @@ from .tables_spec import shelf as shelf
 def check_rows(table: Table, only: Sequence[str]) -> None:
     for name in only:
         if name not in table.rows:
-            known = list(table.rows)
-            raise ReportError(
-                f"--only: unknown row {name!r}, expected some of {', '.join(known)}{nearest(name, known)}"
-            )
+            expected = f"{', '.join(table.rows)}{nearest(name, list(table.rows))}"
+            raise ReportError(f"--only: unknown row {name!r}, expected some of {expected}")
         if list(only).count(name) > 1:
             raise ReportError(f"--only: expected each row once, got {name} twice")
 
@@ -53,47 +51,34 @@ def resolve(table: Table, root: Path, changes: Mapping[str, str], only: Sequence
     if "data.root" in changes and rooted and not any(rooted.values()):
         raise ReportError(f"data.root: expected nothing, no data set of the table {table.name} has a root")
     runs: dict[Path, Run] = {}
-    places: dict[Place, tuple[Repeat, ...]] = {}
-    for row, spec in table.rows.items():
-        for block, base in (table.blocks or {"": table.recipe}).items():
-            for name, column in table.columns.items():
-                if (only and row not in only) or not column.measured or column.mean_of or row in column.without:
-                    continue
-                source = spec.recipe or column.recipe or base
-                source = spec.instead.get(source, source)
-                both = {**spec.changes, **changes}
-                if not rooted.get(block, True):
-                    both.pop("data.root", None)
-                elif column.root and "data.root" in both:
-                    both["data.root"] = str(Path(both["data.root"]) / column.root)
-                repeats = []
-                for number, (end, repeat) in enumerate(_repeats(table, column)):
-                    folder = root / f"{Path(source).stem}-{row}{end}"
-                    if folder not in runs:
-                        merged = {**both, **repeat}
-                        runs[folder] = Run(source, merged, folder, recipe.load(source, merged))
-                    run = runs[folder]
-                    if not number and not column.loss_at:
-                        check_sizes(f"{table.name}: {folder.name}", run.wanted, [column.size])
-                    repeats.append(_repeat(table, run, row, name, column))
-                places[block, row, name] = tuple(repeats)
-    return Grid(table, places, only=tuple(only))
+
+    def find(block: str, row: str, column: Column) -> list[Run]:
+        spec = table.rows[row]
+        source = spec.recipe or column.recipe or table.blocks.get(block, table.recipe)
+        source = spec.instead.get(source, source)
+        both = {**spec.changes, **changes}
+        if not rooted.get(block, True):
+            both.pop("data.root", None)
+        elif column.root and "data.root" in both:
+            both["data.root"] = str(Path(both["data.root"]) / column.root)
+        folders = {root / f"{Path(source).stem}-{row}{end}": repeat for end, repeat in _repeats(table, column).items()}
+        for folder, repeat in folders.items():
+            if folder not in runs:
+                merged = {**both, **repeat}
+                runs[folder] = Run(source, merged, folder, recipe.load(source, merged))
+        first, *others = (runs[folder] for folder in folders)
+        if not column.loss_at:
+            first.check_sizes(f"{table.name}: {first.folder.name}", [column.size])
+        return [first, *others]
+
+    return fill(table, find, only)
 
 
-def _repeats(table: Table, column: Column) -> list[tuple[str, dict[str, str]]]:
-    """The ends of folders' names and the changes of all repeats: folds and seeds."""
-    folds = [(f"-fold{fold}", {"data.options.fold": str(fold)}) for fold in column.folds] or [("", {})]
-    seeds = [(f"-{seed}", {"run.seed": str(seed)}) for seed in table.seeds] or [("", {})]
-    return [(one + other, {**a, **b}) for other, b in seeds for one, a in folds]
-
-
-def _repeat(table: Table, run: Run, row: str, name: str, column: Column) -> Repeat:
-    if column.loss_at:
-        return Repeat(run, at_step(column.loss_at), TRAINING_LOSS)
-    try:
-        return Repeat(run, column.evaluation(row, run.side), run.metric(column.metric))
-    except ReportError as error:
-        raise ReportError(f"{table.name}: columns.{name}.{error}") from None
+def _repeats(table: Table, column: Column) -> dict[str, dict[str, str]]:
+    """The changes of all repeats, folds and seeds, by the ends of folders' names."""
+    folds = {f"-fold{fold}": {"data.options.fold": str(fold)} for fold in column.folds} or {"": {}}
+    seeds = {f"-{seed}": {"run.seed": str(seed)} for seed in table.seeds} or {"": {}}
+    return {one + other: {**a, **b} for other, b in seeds.items() for one, a in folds.items()}
 
 
 def with_others(grid: Grid, root: Path, changes: Mapping[str, str]) -> Grid:
@@ -143,17 +128,15 @@ def check_metrics(grid: Grid, job: Job) -> None:
 
 def write(grid: Grid, results: Results, out: Path) -> list[Path]:
     """OUT.md, OUT.csv and a plot; of a study over seeds table.md, table.csv and plots in the folder OUT."""
-    base = out / "table" if grid.table.seeds else out
-    text, numbers, plot = (base.with_name(f"{base.name}{end}") for end in (".md", ".csv", ".png"))
-    return render.write(grid, results, text, numbers, plot)
+    return render.write(grid, results, out / "table" if grid.table.seeds else out)
 
 
 def write_raw(results: Results, out: Path) -> list[Path]:
     """OUT/cells.csv and curves.csv: the evaluations, and what was logged during training."""
-    for name, of_curve in (("cells", False), ("curves", True)):
-        chosen = {key: value for key, value in results.scores.items() if key[1].startswith("step=") == of_curve}
-        store.write(out / f"{name}.csv", chosen)
-    return [out / "cells.csv", out / "curves.csv"]
+    paths = [out / "cells.csv", out / "curves.csv"]
+    for path, of_curve in zip(paths, (False, True), strict=True):
+        store.write(path, {key: x for key, x in results.scores.items() if key[1].startswith("step=") == of_curve})
+    return paths
 
 
 def read_raw(folder: Path) -> Results:

@@ -1,29 +1,22 @@
 """What a table is: a TOML file, read into typed dataclasses and checked key by key, as recipes are.
 
 The keys are `title`, `recipe`, `paper` (a section of recipes/published/tables.toml), [rows] with what each changes in
-the recipe, and [columns] with what each evaluates: size, data, interpolate (true, or the rows for which it is), recipe
-if another one, split, metric if not the headline of the task ("ap_*" is the first that fits), measured = false for
-figures that only the paper has, folds (then a cell is the mean over runs of these), root (a folder within --data.root),
-mean_of (columns whose figures a row must all have: the cell is their mean, and nothing is run for it).
-[compare] names two rows, and columns whose figures are tested for a difference; `choose` is the column by which a row
-is best. [bench] has the options of a table that trains nothing.
+the recipe, and [columns] with what each evaluates. [compare] names two rows, and columns whose figures are tested for a
+difference; `choose` is the column by which a row is best. [bench] has the options of a table that trains nothing.
 `seeds` and [blocks] make a study: the same grid for every seed and each data set, shown as mean and spread; `minutes`
-is what a run takes, and a column may be `loss_at` a step of training.
+is what a run takes.
 """
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
+from .. import recipes
 from ..data import DATASETS
-from ..text import nearest
 from ..training import recipe
 from ..training.schema import INTERNAL, Bad, make_section, need, need_known
 from .store import Evaluation, ReportError
@@ -35,9 +28,11 @@ Positive = Annotated[int, 1]
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """An evaluation. size: 0 for that of training. interpolate: true or false, or the rows for which it is true.
-    metric: what is shown, "" for the headline of the task. loss_at: instead, the training loss at that step. folds: of
-    the data; none leaves the choice to the recipe. root: a folder within the one that is given for all. count: show how
-    many are right, too. without: rows that have no cell. mean_of: other columns, whose mean it is."""
+    recipe: if another one. metric: what is shown, "" for the headline of the task; "ap_*" is the first that fits.
+    loss_at: instead, the training loss at that step. folds: of the data, the cell is the mean over runs of these; none
+    leaves the choice to the recipe. root: a folder within --data.root. count: show how many are right, too. without:
+    rows that have no cell. mean_of: columns whose figures a row must all have: the cell is their mean, and nothing is
+    run for it."""
 
     size: Count = 0
     data: str = ""
@@ -45,7 +40,6 @@ class Column:
     recipe: str = ""
     split: str = "test"
     metric: str = ""
-    measured: bool = True
     loss_at: Count = 0
     folds: tuple[Count, ...] = ()
     root: str = ""
@@ -64,22 +58,21 @@ class Column:
     def evaluation(self, row: str, trained: int) -> Evaluation:
         """What is evaluated for a row."""
         interpolated = self.interpolate if isinstance(self.interpolate, bool) else row in self.interpolate
+        if self.size and not trained:
+            raise ReportError(f"size: expected none, as the model is not trained on squares, got {self.size}")
         size = self.size or trained
-        if not size:
-            return Evaluation(data=self.data, split=self.split)
-        if not trained:
-            raise ReportError(f"size: expected none, as the model is not trained on squares, got {size}")
-        return Evaluation.at(size, trained=trained, interpolated=interpolated, data=self.data, split=self.split)
+        return Evaluation(size, trained / size if interpolated and size else 1.0, self.data, self.split)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """What a row changes in the recipe, which may be one of its own. instead: another recipe for some of those that
-    columns name. dashed: how its curve is drawn."""
+    columns name. encoding: whose colour its curve has, if not that of its name. dashed: how it is drawn."""
 
     recipe: str = ""
     instead: dict[str, str] = field(default_factory=dict)
     changes: dict[str, str] = field(default_factory=dict)
+    encoding: str = field(default="", metadata=INTERNAL)
     dashed: bool = field(default=False, metadata=INTERNAL)
 
 
@@ -132,7 +125,7 @@ class Table:
             for source in filter(None, [self.recipe, *self.blocks.values()]):
                 recipe.load(source)  # its plug-ins may bring the data set
         named: dict[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {}  # what names what, by key
-        named |= {"paper": ((self.paper,), paper()), "choose": ((self.choose,), self.columns)}
+        named |= {"paper": ((self.paper,), recipes.paper()), "choose": ((self.choose,), self.columns)}
         for name, column in self.columns.items():
             drawn_in = () if isinstance(column.interpolate, bool) else column.interpolate
             named |= {f"columns.{name}.interpolate": (drawn_in, self.rows)}
@@ -152,33 +145,20 @@ class Table:
 
     def published(self, row: str, column: str) -> float | None:
         """The paper's figure, if it has one."""
-        section = paper().get(self.paper, {"columns": [], "rows": {}})
-        figures = dict(zip(section["columns"], section["rows"].get(row, ()), strict=False))
-        figure = figures.get(column)
-        return None if figure is None or math.isnan(figure) else figure
-
-
-@cache
-def paper() -> dict[str, Any]:
-    """The published figures, by section: names of columns, and a list per row."""
-    file = resources.files("parapos") / "recipes" / "published" / "tables.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+        return recipes.published(self.paper, row, column)
 
 
 def shelf() -> dict[str, Path]:
     """The tables that come with the package, by name."""
-    folder = Path(str(resources.files("parapos") / "recipes" / "tables"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return recipes.shelf("tables")
 
 
 def load(source: str | Path) -> Table:
     """A table by path, or by name if it comes with the package."""
-    path, known = Path(source), shelf()
-    if path.suffix != ".toml":
-        if str(source) not in known:
-            expected = f"expected a .toml file or one of {', '.join(known)}{nearest(str(source), list(known))}"
-            raise ReportError(f"unknown table {str(source)!r}, {expected}")
-        path = known[str(source)]
+    try:
+        path = recipes.find(source, "tables", "table")
+    except LookupError as error:
+        raise ReportError(str(error)) from None
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
         if isinstance(rows := values.get("rows"), dict):

@@ -13,7 +13,6 @@ import inspect
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -21,6 +20,7 @@ import tomli_w
 import torch
 
 from .. import plugins as extensions
+from .. import recipes
 from ..blocks import Attention
 from ..data import DATASETS, FormatError, Source, create_dataset, find_dataset
 from ..encodings import ENCODINGS
@@ -164,22 +164,18 @@ def make(values: Mapping[str, Any], name: str, origins: Mapping[str, str] | None
 
 def shelf() -> dict[str, Path]:
     """The recipes that come with the package, by name."""
-    folder = Path(str(resources.files("parapos") / "recipes"))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return recipes.shelf()
 
 
 def find(source: str | Path) -> Path:
     """The file of a recipe: a path that ends in .toml, or a name on the shelf."""
-    path = Path(source)
-    if path.suffix == ".toml":
-        if not path.is_file():
-            raise RecipeError(f"{path}: no such file")
-        return path
-    known = shelf()
-    if str(source) not in known:
-        hint = nearest(str(source), list(known))
-        raise RecipeError(f"unknown recipe {str(source)!r}, expected a .toml file or one of {', '.join(known)}{hint}")
-    return known[str(source)]
+    try:
+        path = recipes.find(source)
+    except LookupError as error:
+        raise RecipeError(str(error)) from None
+    if not path.is_file():
+        raise RecipeError(f"{path}: no such file")
+    return path
 
 
 def difference(old: Recipe, new: Recipe) -> str | None:
