@@ -1,7 +1,7 @@
 """What makes the commands of the docs short enough for a test, and what cannot run here; a reason for each.
 
-Commands are run as they are shown. Recipes of the same names train smaller models (SMALL), tables have fewer seeds
-(SEEDS) and rows, some commands get more words (ADDED), and placeholders get values (FILLED).
+Commands are run as they are shown. Recipes of the same names train smaller models (SMALL), tables have one seed
+(SEEDS) and one row, some commands get more words (ADDED), and placeholders get values (FILLED).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ DESK_IMAGES = {"train": 32, "val": 8, "test": 8}  # that `train coco_desk` draws
 SEEDS = ("coco-desk", "demo", "desk", "desk-defaults", "desk-forms", "desk-rates", "points-desk")  # keep the first only
 BENCH = {"model": "vit_official_nano_patch16", "parabolas": [2], "sizes": [32], "seconds": 0.5, "rounds": 2}
 
-# --- what is added to commands: (beginning of the command, words, reason). Of several options the last one counts.
+# What is added to commands: (beginning of the command, words, reason). Of several options the last one counts.
 
 QUICK = "takes minutes; --quick runs the same code on small sizes"
 FEW = "measures ViT-B for ten minutes; the same code on a nano model"
@@ -113,7 +113,7 @@ ADDED: list[tuple[str, str, str]] = [
     ("analyze", "--samples 4", "scores heads on up to 1000 samples"),
 ]
 
-# --- what stands for the placeholders of a command; RUN is runs/digits-pape where nothing else is said
+# What stands for the placeholders of a command; RUN is runs/digits-pape where nothing else is said
 
 OF_BOXES = {"RUN": "runs/coco_desk", "DIR": "boxes"}
 FILLED: dict[str, dict[str, str]] = {
@@ -130,19 +130,20 @@ FILLED: dict[str, dict[str, str]] = {
 }
 ELSEWHERE = {"/usr/share/datasets/fashion-mnist": "data/fashion_mnist"}  # generated, in the true format
 
-# --- commands that need several processes: they are started anew, with two of them
+# Commands that need several processes are started anew, with two of them
 
 PROCESSES = (
     "parapos train imagenet --data.root data/imagenet --run.devices 8",
     "torchrun --nproc-per-node 8 -m parapos.cli train imagenet --data.root data/imagenet",
 )
+ONE_WORKER = "--workers 1"  # for --workers 8: processes take longer to start than the work takes
 ONE_DEVICE = "--run.devices 1"  # for the others with eight: what differs is covered by PROCESSES
 
-# --- commands that cannot run here
+# Commands that cannot run here, and why.
 
 CANNOT_RUN: dict[str, str] = {}
 
-# --- commands of other programs: the test that does the same, or why there is none
+# Commands of other programs: the test that does the same, or why there is none
 
 OTHER_PROGRAMS = {
     "make bench": "tests/test_docs_commands_run.py::test_commands_run",  # is `parapos bench attention`

@@ -35,6 +35,7 @@ from tests.docs_shrinkage import (
     ELSEWHERE,
     FILLED,
     ONE_DEVICE,
+    ONE_WORKER,
     PROCESSES,
     SEEDS,
     SHORT,
@@ -120,7 +121,7 @@ class World:
         if words[0] == "table" and not {"--from-cache", "hyperparameters", "efficiency"} & set(words):
             words += ["--only", self.rows(words[1])]
         if "--workers" in words:
-            words += ["--workers", "1"]
+            words += shlex.split(ONE_WORKER)
         if "--run.devices" in words:
             words += shlex.split(ONE_DEVICE)
         plain = re.sub(r"--plugin \S+ ", "", " ".join(words))
@@ -159,8 +160,6 @@ class World:
             words += ["--out", "runs/devices", "--run.devices", "2"]
         done = subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
-
-    # --- what a command expects to be there
 
     def provide(self, words: list[str]) -> None:
         """Makes data, files and runs that a command names and that are not there yet."""
@@ -223,9 +222,6 @@ class World:
             shutil.copytree(path, kept)
             return
         shutil.copytree(kept, path)
-
-
-# --- files of a user
 
 
 def draw_image(path: Path, *, side: int = 160, label: int = 0) -> None:
