@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from parapos import plugins
 from parapos.experiments.store import ReportError
 from parapos.training import recipe
 from tests.docs_shrinkage import ADDED, CANNOT_RUN, ELSEWHERE, FILLED, PROCESSES, SEEDS, SMALL
@@ -46,6 +47,7 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def world(tmp_path, cache, monkeypatch, registries):
     yield World(tmp_path, cache, monkeypatch)
+    plugins.given.clear()  # a command keeps those of its --plugin until the next one
     for name in PLUGINS:
         sys.modules.pop(name, None)
 
