@@ -3,8 +3,6 @@
 import inspect
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,20 +176,6 @@ def test_bars_are_as_long_as_the_means(seeds):
     text = demo_report.introduction(seeds, "title")
     assert demo_report.bars(seeds, 2) in text
     assert demo_report.story(seeds) in text
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["pape", "rope"])  # two of four: minutes each
-def test_training_on_a_cpu_without_vector_units_lies_in_the_interval(name, seeds, tmp_path):
-    """Such a CPU sums in another order, so its weights differ from the shipped ones."""
-    words = [sys.executable, "-m", "parapos", "train", "demo", "--model.encoding", name, "--out", str(tmp_path / name)]
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
-    subprocess.run(words, env=environment, check=True, capture_output=True)
-    for column, spec in seeds.grid.table.columns.items():
-        evaluation = spec.evaluation(name, 24)
-        folder = tmp_path / name
-        found = fit.evaluate(folder, split="test", size=evaluation.size, position_scale=evaluation.position_scale)
-        assert seeds.holds(name, column, found["top1"] * 100), (column, found["top1"], seeds.interval(name, column))
 
 
 def test_layout_of_a_folder(tmp_path, capsys):

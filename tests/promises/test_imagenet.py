@@ -2,11 +2,8 @@
 analysis. Every step is a command; only what is killed needs a process of its own."""
 
 import json
-import re
-import shlex
 import shutil
 import signal
-from pathlib import Path
 from urllib.parse import parse_qs
 
 import numpy as np
@@ -280,14 +277,3 @@ def test_analyze(run, capsys):
     for name in ("heads.png", "maps.png"):
         assert min(size_of(out / name)) > 200
     assert str(out / "maps.png") in capsys.readouterr().err
-
-
-def test_the_page_about_imagenet_says_what_works(tmp_path, monkeypatch, capsys):
-    """Its commands for the generated copy, one after the other, word for word."""
-    page = (Path(__file__).parents[2] / "docs" / "imagenet.md").read_text().replace("\\\n", " ")
-    commands = [shlex.split(line) for line in re.findall(r"^    parapos (.*)$", page, re.MULTILINE) if "tiny" in line]
-    assert [command[0] for command in commands] == ["prepare", "train", "eval", "eval"]
-    monkeypatch.chdir(tmp_path)
-    for command in commands:
-        parapos(*command)
-    assert [row["data"] for row in rows(tmp_path / "runs/tiny/evaluations.csv")] == ["imagenet", "imagenet_v2"]
