@@ -52,7 +52,7 @@ def registries():
     from parapos.data import DATASETS
     from parapos.encodings.looks import LOOKS
     from parapos.models import MODELS
-    from parapos.predict import driving, points  # noqa: F401 - they register what they have when they are imported
+    from parapos.predict import cloud_page, driving, points  # noqa: F401 - they register what they have on import
     from parapos.predict.albums import ALBUMS
     from parapos.predict.sources import SOURCES
     from parapos.predict.views import VIEWS
