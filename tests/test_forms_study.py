@@ -106,9 +106,20 @@ def test_what_the_page_says_of_test_images() -> None:
         assert sentence.format(*figures) in told
 
 
-def test_sixteen_parabolas_are_those_of_the_desk_study() -> None:
-    keys = ("data", "seed", "column", "loss", "top1")
-    desk = {tuple(x[key] for key in keys) for x in cells("desk") if x["row"] == "pape"}
-    ours = {tuple(x[key] for key in keys) for x in cells("desk-forms") if x["row"] == "m-16"}
-    assert ours
-    assert ours <= desk
+def test_what_the_page_says_of_the_order() -> None:
+    """The best and the worst number of parabolas, and where the direct form is behind all of 2 to 16."""
+    study = cells("desk-forms")
+
+    def beyond(data: str, row: str, *, interpolated: bool) -> float:
+        some = [x for x in study if (x["data"], x["row"], x["interpolated"]) == (data, row, interpolated)]
+        return fmean(x["top1"] for x in some if x["size"] > 32)
+
+    counts = ("m-2", "m-4", "m-8", "m-16", "m-50")
+    for data, interpolated, best in (("fashion_mnist", True, "m-16"), ("fashion_mnist", False, "m-4")):
+        assert max(counts, key=lambda row: beyond(data, row, interpolated=interpolated)) == best
+    assert min(counts, key=lambda row: beyond("fashion_mnist", row, interpolated=True)) == "m-50"
+    for data in ("digits", "fashion_mnist"):
+        direct = beyond(data, "direct", interpolated=False)
+        assert all(direct > beyond(data, row, interpolated=False) for row in ("m-16", "m-50"))
+    low = beyond("digits", "direct-no-floor", interpolated=False)
+    assert all(low < beyond("digits", row, interpolated=False) for row in ("m-2", "m-4"))
