@@ -21,7 +21,7 @@ import tomli_w
 import torch
 from PIL import Image
 
-from parapos import cli
+from parapos import cli, recipes
 from parapos.data import coco_tree, nuscenes_tree
 from parapos.data.preparations import PREPARATIONS
 from parapos.data.readers import off
@@ -138,8 +138,7 @@ class World:
     def call(self, words: list[str]) -> None:
         with self.patch.context() as patch:
             if not any(word in words for word in TRUE_SHELF):
-                patch.setattr(recipe, "shelf", lambda: self.recipes)
-                patch.setattr(tables_spec, "shelf", lambda: self.tables)
+                patch.setattr(recipes, "shelf", lambda folder=".": self.tables if folder == "tables" else self.recipes)
             try:
                 code = cli.main(list(words))
             except SystemExit as stop:

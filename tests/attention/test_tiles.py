@@ -156,7 +156,7 @@ def test_attend_skips_by_default_and_looks_everywhere_when_told() -> None:
     with count_tiles() as ran:
         assert torch.allclose(attend_call(call), attend_call(call, tolerance=0), atol=1e-3)
         assert ran.call_count == call.q.shape[1]
-    with pytest.raises(ValueError, match="tolerance is a share"):
+    with pytest.raises(ValueError, match="tolerance must be a share"):
         attend_call(call, tolerance=-1e-7)
 
 

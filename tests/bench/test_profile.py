@@ -18,7 +18,7 @@ SETTING = bench_model.Setting("vit_official_nano_patch16", 64, 1, "fp32", "cpu")
         (["aten::convolution_backward"], "products outside it"),
         (["aten::_scaled_dot_product_flash_attention_for_cpu"], "attention"),
         (["aten::bmm", "parapos::attention_backward", "autograd::engine"], "attention"),
-        (["GeneratedBackwardFor_parapos_attention_defaultBackward"], "attention"),
+        (["aten::bmm", "_AttentionBackward"], "attention"),
         (["aten::_fused_adamw_"], "optimizer"),
         (["aten::mul", "aten::linear"], profile.REST),
         (["aten::softplus"], profile.REST),

@@ -90,7 +90,7 @@ def test_the_identity_swap_changes_nothing(family, size):
         assert swapped.swap(model) is model
         after = answer(model, given)
     assert before.std() > 1e-2
-    assert (after - before).abs().max() <= 1e-6
+    assert (after - before).abs().max() <= 1e-6 * before.abs().max().clamp(min=1)  # another order of summation
     with torch.no_grad():
         for p in swapped.new_parameters(model):
             p.add_(torch.randn_like(p) * 0.3)

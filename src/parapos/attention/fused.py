@@ -211,10 +211,10 @@ def attention(call: Call) -> Tensor:
     s = Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     made = [] if term is None else list(columns(term))
     result: Tensor
-    if call.needs_grad:
-        result = _Attention.apply(call.mask, call.scale, _is_watched(q), s, made, q, k, v, *s.coefficients, *s.tables)
+    if (watched := _is_watched(q)) and not call.needs_grad:
+        result = _forward_op(*(q, k, v, call.mask, call.scale, *s, made))
     else:
-        result = (_forward_op if _is_watched(q) else _forward)(*(q, k, v, call.mask, call.scale, *s, made))
+        result = _Attention.apply(call.mask, call.scale, watched, s, made, q, k, v, *s.coefficients, *s.tables)
     return result
 
 

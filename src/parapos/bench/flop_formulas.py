@@ -25,11 +25,10 @@ def _of_fused(*args: Any) -> tuple[int, int, int, int]:
 
 def _of_triton(*args: Any) -> tuple[int, int, int, int]:
     """The same of the Triton kernel: of all scores, or of those of the blocks in its lists."""
-    inputs = dict(zip(triton.Inputs._fields, args, strict=False))
-    forms = sum(prod(inputs[name][3:]) for name in ("M", "g") if inputs[name] is not None)
-    terms = forms + sum(inputs[name] is not None for name in ("slopes", "bias"))
-    q, k, v, entries = (inputs[name] for name in ("q", "k", "v", "entries"))
-    return entries[0] * triton.LIST**2 if entries else prod(q[:3]) * k[2], q[-1], v[-1], terms
+    (q, k, v), inputs = args[:3], dict(zip(triton.Inputs._fields, args, strict=False))
+    terms = sum(prod(x[3:]) if n in ("M", "g") else 1 for n in ("M", "g", "slopes", "bias") if (x := inputs[n]))
+    scores = inputs["entries"][0] * triton.LIST**2 if inputs["entries"] else prod(q[:3]) * k[2]
+    return scores, q[-1], v[-1], terms
 
 
 def _count(products: Callable[..., Sequence[int]], first: int, times: Sequence[int], *args: Any, **_: Any) -> int:

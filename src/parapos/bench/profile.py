@@ -19,7 +19,7 @@ from . import model as bench_model
 from .model import BASE, MODES, Row, Setting
 
 KINDS = {
-    "attention": ("scaled_dot_product", "flash_attention", "efficient_attention", "parapos::", "_parapos_"),
+    "attention": ("scaled_dot_product", "flash_attention", "efficient_attention", "parapos::", "_Attention"),
     "products outside it": ("addmm", "mm", "bmm", "baddbmm", "convolution", "linear", "matmul"),
     "optimizer": ("adamw",),
 }
