@@ -21,7 +21,7 @@ from ..relative import Exponents, contract, functions, project
 from .terms import Relative, Table, Term
 
 BLOCK_BYTES = 8 * 2**20  # scores formed from D at one time; a handful of such blocks are alive
-PRODUCT_BYTES, ROWS = 4 * 2**20, 128  # scores of one batch of products, and the fewest queries that are worth one
+PRODUCT_BYTES, ROWS = 4 * 2**20, 256  # scores of one batch of products, and the fewest queries that are worth one
 ALL = slice(None)
 
 
@@ -123,7 +123,7 @@ def blocks_of_columns(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[Blo
     """Blocks for batched products: whole heads if PRODUCT_BYTES hold one for each thread, else few queries of some."""
     (b, h, n, _), threads = q.shape, torch.get_num_threads()
     fitting = PRODUCT_BYTES // (4 * n * k.shape[2])
-    heads = min(h, max(fitting, 2 * threads)) if fitting < threads else min(h, fitting - fitting % threads)
+    heads = min(h, 2 * threads if fitting < threads else fitting - fitting % threads)
     rows = n if fitting >= min(h, threads) else max(ROWS, PRODUCT_BYTES // (4 * heads * k.shape[2]))
     samples = max(1, fitting // h)
     for i, j, start in product(range(0, b, samples), range(0, h, heads), range(0, n, rows)):
@@ -153,6 +153,8 @@ def weights_of(q: Tensor, k: Tensor, bias: Tensor | None, scale: float, hides: b
     torch.baddbmm(scores, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale, out=scores)
     if bias is not None:
         scores.unflatten(0, q.shape[:2]).add_(bias)
+    else:  # no weight below 1e-37: numbers that small take many times as long
+        torch.maximum(scores, scores.amax(-1, keepdim=True).sub_(85.0), out=scores)
     empty = scores.amax(-1, keepdim=True) == -torch.inf if hides else None
     weights = torch.softmax(scores, -1, out=scores)
     return weights if empty is None else weights.masked_fill_(empty, 0.0)
@@ -200,10 +202,7 @@ def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: Scores | None,
     wanted: Sequence[bool], columns: Sequence[Tensor] = (),
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of q, k and v, and either of query columns, or of each term's coefficients and each table.
-
-    columns: of queries and keys. Without them scores are formed from D, by `s`.
-    """
+    """Gradients of q, k, v and, with columns of queries and keys, those of queries, else coefficients and tables of s."""
     dtype, size = torch.promote_types(q.dtype, torch.float32), q.shape[-1]
     psi, phi = columns or (None, None)
     dq, dk, dv = (empty_heads(x).to(dtype).zero_() for x in (q, k, v))
