@@ -239,3 +239,53 @@ def test_a_trace_computes_with_what_it_is_given(exact: bool) -> None:
     term = Quadratic(form().detach(), None, Positions.of(parapos.grid_positions(4, 6)))
     traced = torch.jit.trace(lambda q: output(q, k, v, [term], exact=exact), q, check_trace=False)
     torch.testing.assert_close(traced(2 * q), output(2 * q, k, v, [term], exact=exact))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("shape", [(128, 131072), (512, 65536), (4097, 4097), (16384, 16384), (36, 36), (1, 10**7)])
+def test_blocks_of_products_are_bounded(shape: tuple[int, int], threads: int) -> None:
+    """Every score is in one block, and a block has at most 10 MiB for each thread, or one query."""
+    q, k = (torch.empty(3, 12, n, 16, device="meta") for n in shape)
+    with patch.multiple(torch, get_num_threads=lambda: threads):
+        blocks = [block[:3] for block in score_blocks.blocks_of_columns(q, k, None)]
+    cells = [[len(range(size)[part]) for size, part in zip((3, 12, shape[0]), block, strict=True)] for block in blocks]
+    assert sum(a * b * c for a, b, c in cells) == 36 * shape[0]
+    most = threads * score_blocks.MOST_BYTES // (4 * shape[1])
+    assert all(a * b * c <= max(1, most) for a, b, c in cells)
+
+
+def test_a_trace_of_a_module_in_training_has_gradients() -> None:
+    torch.manual_seed(0)
+    net, x, r = parapos.Attention(16, heads=2, encoding="pape", pos_dim=2), torch.randn(1, 9, 16), torch.rand(9, 2)
+    traced = torch.jit.trace(net, (x, r), check_trace=False)
+    found = [torch.autograd.grad(f(x, r).square().sum(), [*net.parameters()]) for f in (traced, net)]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_training_with_one_tensor_for_keys_and_values() -> None:
+    torch._dynamo.reset()
+    q, k, _ = inputs()
+    M, P = form(), Positions.of(parapos.grid_positions(4, 6))
+
+    def run(q: Tensor, k: Tensor) -> Tensor:
+        return output(q, k, k, [Quadratic(M, None, P)])
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    grads = [torch.autograd.grad(f(q, k).square().sum(), (q, k)) for f in (compiled, run)]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_second_derivatives_are_right() -> None:
+    """Or refused; never silently zero."""
+    torch._dynamo.reset()
+    q, k, v = (x.detach() for x in inputs())
+    term = Quadratic(form().detach(), None, Positions.of(parapos.grid_positions(4, 6)))
+
+    def first(q: Tensor) -> Tensor:
+        grad: Tensor = torch.func.grad(lambda q: output(q, k, v, [term]).square().sum())(q)
+        return grad.square().sum()
+
+    second = torch.func.grad(first)
+    torch.testing.assert_close(torch.compile(second, backend="aot_eager")(q), second(q), rtol=1e-4, atol=1e-5)

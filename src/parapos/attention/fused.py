@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
 from .scores import Scores, backward, empty_heads, forward_from_d, forward_of_columns, hidden, pick, plain, widened
 from .terms import Relative, Table
 
-PART_BYTES = 2 * 2**20  # widened tensors at one time, or one head for each thread
+PART_BYTES = 4 * 2**20  # widened tensors at one time, or one head for each thread
 SHORT = 2**19  # scores of a head of which batched products are the faster way; four times as many of a narrow head
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -160,24 +161,44 @@ def _is_watched(q: Tensor) -> bool:
     return is_traced or torch._C._len_torch_dispatch_stack() > 0
 
 
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.numbers, ctx.counts = inputs[4:8], [len(x) for x in inputs[8:]]
+    ctx.save_for_backward(*inputs[:4], *chain.from_iterable(inputs[8:]))
+
+
+def _gradients(ctx, dout):  # type: ignore[no-untyped-def]
+    """Gradients in the order of the operator's arguments."""
+    q, k, v, mask, *saved = ctx.saved_tensors
+    lists = [[saved.pop(0) for _ in range(count)] for count in ctx.counts]
+    wanted = [x.requires_grad for x in (*lists[0], *lists[3])]
+    dq, dk, dv, *more = _backward_op(dout, wanted, q, k, v, mask, *ctx.numbers, *lists)
+    more = [x if want else None for x, want in zip(more, wanted, strict=True)]
+    grads: list[list[Any]] = [[None] * count for count in ctx.counts]
+    grads[0], grads[3] = more[: len(lists[0])], more[len(lists[0]) :]
+    # PyTorch takes an empty list for a list of tensors, and None for no gradient of numbers.
+    return dq, dk, dv, None, *([] if x == [] else None for x in ctx.numbers), *grads
+
+
+_forward_op.register_autograd(_gradients, setup_context=_save)
+
+
 class _Attention(torch.autograd.Function):
-    """The operators with their gradients. PyTorch's way to differentiate an operator would load a compiler, 120 MB."""
+    """The operator where nothing follows it: PyTorch's way to differentiate an operator loads a compiler, 120 MB."""
 
     @staticmethod
-    def forward(ctx, mask, scale, watched, scores, made, q, k, v, *learned):  # type: ignore[no-untyped-def]
+    def forward(ctx, mask, scale, scores, made, q, k, v, *learned):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(q, k, v, *learned)
         ctx.fixed = mask, scale, scores._replace(coefficients=[], tables=[]), made
-        return (_forward_op if watched else _forward)(*(q, k, v, mask, scale, *scores, made))
+        return _forward(*(q, k, v, mask, scale, *scores, made))
 
     @staticmethod
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
         (q, k, v, *learned), (mask, scale, scores, made) = ctx.saved_tensors, ctx.fixed
-        count, wanted = len(scores.queries), list(ctx.needs_input_grad[8:])
+        count, wanted = len(scores.queries), list(ctx.needs_input_grad[7:])
         scores = scores._replace(coefficients=learned[:count], tables=learned[count:])
-        # The operator refuses a second derivative.
-        run = _backward_op if torch.is_grad_enabled() or _is_watched(dout) else _backward
+        run = _backward_op if torch.is_grad_enabled() else _backward  # the operator refuses a second derivative
         dq, dk, dv, *more = run(*(dout, wanted, q, k, v, mask, scale, *scores, made))
-        return *[None] * 5, dq, dk, dv, *(x if want else None for x, want in zip(more, wanted, strict=True))
+        return *[None] * 4, dq, dk, dv, *(x if want else None for x, want in zip(more, wanted, strict=True))
 
 
 def _exported(call: Call) -> Tensor:
@@ -211,10 +232,10 @@ def attention(call: Call) -> Tensor:
     s = Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     made = [] if term is None else list(columns(term))
     result: Tensor
-    if (watched := _is_watched(q)) and not call.needs_grad:
+    if _is_watched(q):
         result = _forward_op(*(q, k, v, call.mask, call.scale, *s, made))
     else:
-        result = _Attention.apply(call.mask, call.scale, watched, s, made, q, k, v, *s.coefficients, *s.tables)
+        result = _Attention.apply(call.mask, call.scale, s, made, q, k, v, *s.coefficients, *s.tables)
     return result
 
 

@@ -51,9 +51,9 @@ class Call:
 class Kernel:
     """One way to compute attention.
 
-    rank: `auto` takes the lowest that can serve a call. is_fused: scores are never all in memory, or take 8 MiB at
-    most. refuse: what this kernel cannot do in a call, or None. describe: what would run, in words. run: the output
-    (B, H, n, w). by_name: why `auto` passes over this kernel and it must be asked for, or None.
+    rank: `auto` takes the lowest that can serve a call. is_fused: scores are never all in memory, or take 10
+    MiB for each thread at most. refuse: what this kernel cannot do in a call, or None. describe: what would run, in
+    words. run: the output (B, H, n, w). by_name: why `auto` passes over this kernel and it must be asked for, or None.
     """
 
     name: str

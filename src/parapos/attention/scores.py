@@ -22,6 +22,7 @@ from .terms import Relative, Table, Term
 
 BLOCK_BYTES = 8 * 2**20  # scores formed from D at one time; a handful of such blocks are alive
 PRODUCT_BYTES, ROWS = 4 * 2**20, 256  # scores of one batch of products, and the fewest queries that are worth one
+MOST_BYTES = 10 * 2**20  # of such a batch for each thread
 ALL = slice(None)
 
 
@@ -121,10 +122,12 @@ Block = tuple[slice, slice, slice, list[Tensor], Tensor | None]  # samples, head
 
 def blocks_of_columns(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[Block]:
     """Blocks for batched products: whole heads if PRODUCT_BYTES hold one for each thread, else few queries of some."""
-    (b, h, n, _), threads = q.shape, torch.get_num_threads()
-    fitting = PRODUCT_BYTES // (4 * n * k.shape[2])
-    heads = min(h, 2 * threads if fitting < threads else fitting - fitting % threads)
-    rows = n if fitting >= min(h, threads) else max(ROWS, PRODUCT_BYTES // (4 * heads * k.shape[2]))
+    (b, h, n, _), threads, one = q.shape, torch.get_num_threads(), 4 * k.shape[2]  # bytes of a query's scores
+    fitting, most = PRODUCT_BYTES // (n * one), threads * MOST_BYTES
+    heads = min(
+        h, fitting - fitting % threads if fitting >= threads else max(1, min(2 * threads, most // (ROWS * one)))
+    )
+    rows = n if heads <= fitting else max(1, min(n, max(ROWS, PRODUCT_BYTES // (heads * one)), most // (heads * one)))
     samples = max(1, fitting // h)
     for i, j, start in product(range(0, b, samples), range(0, h, heads), range(0, n, rows)):
         part = slice(i, min(i + samples, b)), slice(j, min(j + heads, h)), slice(start, min(start + rows, n))
@@ -202,7 +205,7 @@ def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: Scores | None,
     wanted: Sequence[bool], columns: Sequence[Tensor] = (),
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of q, k, v and, with columns of queries and keys, those of queries, else coefficients and tables of s."""
+    """Gradients of q, k and v, and of the queries' columns or, without columns, of coefficients and tables of s."""
     dtype, size = torch.promote_types(q.dtype, torch.float32), q.shape[-1]
     psi, phi = columns or (None, None)
     dq, dk, dv = (empty_heads(x).to(dtype).zero_() for x in (q, k, v))
