@@ -75,7 +75,7 @@ def model_cost() -> str:
     results = _json("model")
     size = results["sizes"][0]
     rows = []
-    for name in ("pape m=2", "pape m=16", "pape m=50", "rope"):
+    for name in ("pape m=2", "pape m=16", "pape m=50", "pape direct", "rope"):
         (about,) = (row for row in results["rows"] if row["row"] == name)
         cells = [f"{about['parameters'] / 1e6:.1f} M"]
         for what in ("time", "memory"):
