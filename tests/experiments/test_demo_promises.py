@@ -24,7 +24,7 @@ def train(folder, name, *changes, **variables):
     """A model of the demo, trained by a process of its own."""
     words = [sys.executable, "-m", "parapos", "train", "demo", "--model.encoding", name, "--out", str(folder), *changes]
     environment = {**os.environ, **variables}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    done = subprocess.run(words, env=environment, cwd=folder.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 
