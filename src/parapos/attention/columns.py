@@ -49,10 +49,12 @@ def make_columns(term: Relative, features: Exponents) -> Columns:
     x = torch.where(here, middle - at, 0.0).movedim(-1, 0)  # -r_i, so that D = y + x
     y = torch.where(there, to - middle, 0.0).movedim(-1, 0)  # r_j
     phi = torch.where(there, torch.stack([function(y, e) for e in features], dim=-1), 0.0)
-    rows = [torch.stack([taylor(x, e, f) for f in features], dim=-1) for e in term.exponents]
-    T = torch.where(here[..., None], torch.stack(rows, dim=-2), 0.0)
-    bound = (T.abs() * phi.abs().amax(1)[:, None, None]).sum(-1)
-    return Columns(T.float(), phi.float(), bound.float())
+    largest, made = phi.abs().amax(1)[:, None], []
+    for e in term.exponents:  # one after another: these are many numbers in float64
+        row = torch.where(here, torch.stack([taylor(x, e, f) for f in features], dim=-1), 0.0)
+        made.append((row.float(), (row.abs() * largest).sum(-1).float()))
+    T, bound = (torch.stack(parts, dim=2) for parts in zip(*made, strict=True))
+    return Columns(T, phi.float(), bound)
 
 
 def fits(coefficients: Tensor, bound: Tensor, scale: float) -> Tensor:

@@ -26,8 +26,8 @@ from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
 from .scores import Scores, backward, empty_heads, forward_from_d, forward_of_columns, hidden, pick, plain, widened
 from .terms import Relative, Table
 
-PART_BYTES = 4 * 2**20  # widened tensors at one time, or one head for each thread
 SHORT = 2**19  # scores of a head of which batched products are the faster way; four times as many of a narrow head
+QUERIES = 1024  # and less than twice as many are widened at one time for PyTorch's fused attention
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -50,24 +50,22 @@ def _width(q: Tensor, k: Tensor, v: Tensor, columns: int) -> int:
     return width if is_short(q, k) else -(-max(width, v.shape[-1]) // 8) * 8
 
 
-def _parts(q: Tensor, k: Tensor, width: int) -> list[tuple[slice, slice]]:
-    """A sample and heads of it whose widened tensors fit in PART_BYTES, or as few as keep all threads busy."""
-    one, threads = 4 * max(q.shape[2], k.shape[2]) * width * 4, torch.get_num_threads()
-    heads = threads * max(1, PART_BYTES // (one * threads))
-    return [(slice(i, i + 1), slice(j, j + heads)) for i, j in product(range(q.shape[0]), range(0, q.shape[1], heads))]
-
-
 def _columns_forward(
     out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, psi: Tensor, phi: Tensor
 ) -> None:
     """Attention with query and key columns, written to out."""
     if is_short(q, k):
         return forward_of_columns(out, q, k, v, mask, scale, psi, phi)
-    width = _width(q, k, v, phi.shape[-1])
-    for part in _parts(q, k, width):
-        wide = [widened(x, more, *part, width=width) for x, more in ((q, psi), (k, phi), (v, None))]
-        y, _ = FLASH(*wide, attn_mask=hidden(mask, torch.float32, *part), scale=scale)
-        out[part] = y[..., : v.shape[-1]]
+    (b, h, n, _), threads, width = q.shape, torch.get_num_threads(), _width(q, k, v, phi.shape[-1])
+    rows = -(-n // max(1, n // QUERIES))
+    for i, j in product(range(b), range(0, h, threads)):  # a head for each thread, which are widened
+        heads = slice(i, i + 1), slice(j, min(j + threads, h))
+        keys, values = (widened(x, more, *heads, width=width) for x, more in ((k, phi), (v, None)))
+        for start in range(0, n, rows):
+            part = *heads, slice(start, min(start + rows, n))
+            bias = hidden(mask, torch.float32, *part)
+            y, _ = FLASH(widened(q, psi, *part, width=width), keys, values, attn_mask=bias, scale=scale)
+            out[part] = y[..., : v.shape[-1]]
 
 
 def _are_good(good: Tensor, dc: Tensor, dout: Tensor, v: Tensor, bound: Tensor, scale: float) -> Tensor:
