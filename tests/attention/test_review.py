@@ -216,7 +216,7 @@ def test_one_query_of_many_keys_is_parted_too() -> None:
     """Few scores may belong to many keys, whose widened heads would take all the memory at once."""
     q, k = torch.empty(1, 12, 1, 64, device="meta"), torch.empty(1, 12, 80_000, 64, device="meta")
     with patch.object(torch, "get_num_threads", lambda: 1):
-        assert len(fused._parts(q, k, 72)) == 12
+        assert len(list(score_blocks.blocks_of_columns(q, k, None))) == 12
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
@@ -225,11 +225,10 @@ def test_parts_give_every_thread_as_many_heads(tokens: int, threads: int) -> Non
     """Threads are given whole heads: three heads on two threads take as long as four."""
     q = torch.empty(2, 12, tokens, 64, device="meta")
     with patch.multiple(torch, get_num_threads=lambda: threads):
-        for parts in (fused._parts(q, q, 72), [block[:3] for block in score_blocks.blocks_of_columns(q, q, None)]):
-            cells = [part for part in parts if len(part) == 2 or part[2].start == 0]
-            counts = [len(range(12)[part[1]]) for part in cells]
-            assert sum(counts) == 12 * len({part[0].start for part in cells})
-            assert all(count % threads == 0 for count in counts)
+        cells = [block[:2] for block in score_blocks.blocks_of_columns(q, q, None) if block[2].start == 0]
+    counts = [len(range(12)[heads]) for _, heads in cells]
+    assert sum(counts) == 12 * len({samples.start for samples, _ in cells})
+    assert all(count % threads == 0 for count in counts)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -124,7 +124,7 @@ def test_few_scores_are_what_many_are(masked: bool) -> None:
     mask = torch.rand(5, 40, generator=torch.Generator().manual_seed(2)) < 0.8 if masked else None
     few = run(tensors, r, "fused", mask)
     for short in (fused.SHORT, 0):
-        with patch.multiple(fused, PART_BYTES=1, SHORT=short), patch.multiple(scores, PRODUCT_BYTES=1, ROWS=7):
+        with patch.multiple(fused, QUERIES=3, SHORT=short), patch.multiple(scores, PRODUCT_BYTES=1, ROWS=7):
             many = run(tensors, r, "fused", mask)
         for name, x in few.items():
             torch.testing.assert_close(x, many[name], rtol=1e-4, atol=1e-5)

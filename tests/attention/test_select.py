@@ -185,7 +185,7 @@ def test_any_number_of_tokens_in_any_parts(
     n: int, keys: int | None, size: int, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head of a sample at a time, a few, or all; blocks of one query, a few or all: the same output and gradients."""
-    monkeypatch.setattr(fused, "PART_BYTES", size)
+    monkeypatch.setattr(fused, "QUERIES", max(1, size // 1000))
     for name, value in {"BLOCK_BYTES": size, "PRODUCT_BYTES": size, "ROWS": 1}.items():
         monkeypatch.setattr(score_blocks, name, value)
     g = torch.Generator().manual_seed(3)

@@ -151,7 +151,7 @@ def test_explain_counts_the_columns_that_run(
         with fed() as calls, patch.object(fused, "SHORT", fused.SHORT if short else 0):
             parapos.attend(q, k, k, [term], kernel="fused")
             method = parapos.explain(q, k, k, [term]).method
-        ((query, key),) = calls
+        query, key = (torch.cat(heads, dim=1) for heads in zip(*calls, strict=True))
         assert query.shape[-1] == key.shape[-1] == width
         assert query.dtype == key.dtype == torch.float32
         used = [x[..., 24:].float().abs().amax((0, 1, 2)) > 0 for x in (query, key)]

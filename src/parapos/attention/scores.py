@@ -122,8 +122,8 @@ Block = tuple[slice, slice, slice, list[Tensor], Tensor | None]  # samples, head
 
 def blocks_of_columns(q: Tensor, k: Tensor, mask: Tensor | None) -> Iterator[Block]:
     """Blocks for batched products: whole heads if PRODUCT_BYTES hold one for each thread, else few queries of some."""
-    (b, h, n, _), threads, one = q.shape, torch.get_num_threads(), 4 * k.shape[2]  # bytes of a query's scores
-    fitting, most = PRODUCT_BYTES // (n * one), threads * MOST_BYTES
+    (b, h, n, size), threads, one = q.shape, torch.get_num_threads(), 4 * k.shape[2]  # bytes of a query's scores
+    fitting, most = PRODUCT_BYTES // (max(n, size) * one), threads * MOST_BYTES  # keys are widened, for one query too
     heads = min(
         h, fitting - fitting % threads if fitting >= threads else max(1, min(2 * threads, most // (ROWS * one)))
     )
