@@ -215,7 +215,7 @@ def test_the_clock_decides_nothing(tmp_path, monkeypatch):
 
 def test_progress_is_read_from_files_that_grow(tmp_path):
     run = Run("demo", {}, tmp_path, recipe.load("demo", {"optim.epochs": "4"}))
-    job = Job(run, [Evaluation(32), Evaluation(64)])
+    job = Job(run, {Evaluation(32): {"top1"}, Evaluation(64): {"top1"}})
     assert schedule.progress(job) == (0.0, "")
     (tmp_path / "metrics.csv").write_text("step,epoch,lr,train_loss,val_top1\n10,1,0.1,2.0,\n20,2,,,0.5\n30,2,0.1,1.")
     assert schedule.progress(job) == (pytest.approx(0.4), "validation top-1 50")

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from parapos import cli
+from parapos import cli, recipes
 from parapos.bench import flops
 from parapos.experiments import cost, tables
 from parapos.training import fit, recipe
@@ -110,7 +110,7 @@ def test_the_other_grids(tmp_path):
 SLOW = ("generality", "parameter-matched")  # many models are built; tests/test_paper_page.py runs them too
 
 
-@pytest.mark.parametrize("name", [full(name) if name in SLOW else name for name in tables.shelf()])
+@pytest.mark.parametrize("name", [full(name) if name in SLOW else name for name in recipes.shelf("tables")])
 def test_dry_run_needs_nothing_and_writes_nothing(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["table", name, "--dry-run"]) == 0
