@@ -16,7 +16,7 @@ from parapos.data.digits import Augment, Digits, _affine
 from parapos.data.sampling import Key
 from parapos.data.synthetic import pattern
 from parapos.encodings.looks import label as shown_name
-from parapos.experiments import demo, demo_report, render, schedule
+from parapos.experiments import demo, demo_report, render, schedule, tables
 from parapos.experiments.grid import Grid, Job, Repeat, Results, Run
 from parapos.experiments.store import COLUMNS, Cells, Evaluation
 from parapos.experiments.tables_spec import Column, Row, Table
@@ -211,6 +211,14 @@ def test_the_clock_decides_nothing(tmp_path, monkeypatch):
         assert run.wanted.run.threads == 1
     assert "seconds" not in inspect.signature(demo.train).parameters
     assert cli.main(["demo", "--seconds", "1", "--out", str(tmp_path)]) == 2
+
+
+def test_there_are_no_more_processes_than_runs(tmp_path, monkeypatch):
+    counts, lines = [], []
+    monkeypatch.setattr(schedule, "run_all", lambda jobs, count, *more: counts.append(count))
+    tables.make(demo.resolve(tmp_path, None, ["pape"], quick=True), 2, tmp_path / "log.txt", lines.append)
+    assert counts == [1]
+    assert lines == ["0 of 1 runs are there, 1 to do with 1 processes"]
 
 
 def test_progress_is_read_from_files_that_grow(tmp_path):

@@ -98,7 +98,8 @@ def make(
 ) -> None:
     """Trains what is not trained and evaluates what is not evaluated. after: called after every run."""
     todo = [job for job in grid.jobs if not job.is_done()]
-    message = f" with {processes} processes" if processes and todo else ""
+    processes = min(processes, len(todo))
+    message = f" with {processes} processes" if processes else ""
     tell(f"{len(grid.jobs) - len(todo)} of {len(grid.jobs)} runs are there, {len(todo)} to do{message}")
     schedule.run_all(todo, processes, log, tell, lambda: fit.is_first() and after())
 
