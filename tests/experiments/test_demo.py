@@ -221,6 +221,15 @@ def test_there_are_no_more_processes_than_runs(tmp_path, monkeypatch):
     assert lines == ["0 of 1 runs are there, 1 to do with 1 processes"]
 
 
+def test_files_are_written_after_every_run_by_the_first_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(schedule, "run_all", lambda jobs, count, log, tell, done: [done() for _ in jobs])
+    grid, calls = demo.resolve(tmp_path, None, ["pape", "rope"], quick=True), []
+    for is_first, expected in ((True, 2), (False, 2)):
+        monkeypatch.setattr(fit, "is_first", lambda is_first=is_first: is_first)
+        tables.make(grid, 0, tmp_path / "log.txt", lambda line: None, lambda: calls.append(1))
+        assert len(calls) == expected
+
+
 def test_progress_is_read_from_files_that_grow(tmp_path):
     run = Run("demo", {}, tmp_path, recipe.load("demo", {"optim.epochs": "4"}))
     job = Job(run, {Evaluation(32): {"top1"}, Evaluation(64): {"top1"}})
