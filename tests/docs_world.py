@@ -67,7 +67,7 @@ def write_shelves(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
         recipes[name] = folder / f"{name}.toml"
         recipes[name].write_text(tomli_w.dumps({"extends": str(path), **nested({**SMALL[name], **SHORT})}))
     (folder / "tables").mkdir()
-    for name, path in tables_spec.shelf().items():
+    for name, path in recipes.shelf("tables").items():
         text = path.read_text()
         if name in SEEDS:
             text = re.sub(r"^seeds = \[(\d+).*\]", r"seeds = [\1]", text, flags=re.M)
@@ -184,7 +184,7 @@ class World:
             return []
         if words[0] == "train":
             names = [words[1]]
-        if words[0] == "table" and words[1] in tables_spec.shelf():
+        if words[0] == "table" and words[1] in recipes.shelf("tables"):
             table = tables_spec.load(words[1])
             names = [table.recipe, *table.blocks.values(), *(column.recipe for column in table.columns.values())]
         known = recipe.shelf()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parapos import cli
+from parapos import cli, recipes
 from parapos.experiments import tables
 from parapos.training import recipe
 
@@ -20,8 +20,8 @@ COMMANDS = re.findall(r"^\|[^|]*\| `parapos ((?:figure|table) [^`]*)` \|", ITEMS
 def test_every_item_has_a_command() -> None:
     assert len(ITEMS.splitlines()) - 2 == len(COMMANDS) + 1  # polynomials have no figure
     named = {command.split()[1] for command in COMMANDS}
-    desk = {name for name in tables.shelf() if tables.load(name).seeds}
-    assert named >= {"1a", "1b", "1c", "2", "heads", "hyperparameters"} | set(tables.shelf()) - desk
+    desk = {name for name in recipes.shelf("tables") if tables.load(name).seeds}
+    assert named >= {"1a", "1b", "1c", "2", "heads", "hyperparameters"} | set(recipes.shelf("tables")) - desk
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -325,7 +325,11 @@ def parser() -> argparse.ArgumentParser:
         "--devices, --strategy and --num-nodes are short for --run.devices, --run.strategy and --run.nodes.",
         "parapos train digits --out runs/digits --model.encoding rope",
     )
-    train.add_argument("recipe", metavar="RECIPE", help="name of a recipe, a .toml file, or the folder of a run")
+    train.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        help="name of a recipe, a .toml file, or the folder of a run (./NAME if a recipe has its name)",
+    )
     train.add_argument("--out", type=Path, metavar="RUN", help="folder of the run; without it, runs/RECIPE-ENCODING")
     train.add_argument("--resume", action="store_true", help="refuse to start a new run")
     train.set_defaults(run=_train)

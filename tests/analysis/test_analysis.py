@@ -256,6 +256,9 @@ def test_choice_of_a_head():
     assert analysis.choose(bounded, 2, None) == (2, 1)
     assert analysis.choose(bounded, None, 1) == (2, 1)
     assert analysis.choose(bounded, 2, 2) == (2, 2)
+    assert analysis.choose(bounded, None, None, among=[2]) == (2, 1)
+    fewer = torch.tensor([[torch.nan, 0.1], [torch.nan, 0.3]])  # where a layer has fewer heads
+    assert analysis.choose(fewer, None, None) == (2, 2)
 
 
 def test_training_samples_are_shown_as_they_are(tmp_path):

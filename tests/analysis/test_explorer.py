@@ -14,7 +14,8 @@ from parapos import cli, create_model
 from parapos.analysis import explorer
 from parapos.analysis.explorer.export import describe, pack
 from parapos.analysis.maps import make_maps
-from parapos.analysis.scores import attention_layers, watch
+from parapos.analysis.scores import watch
+from parapos.blocks import Attention
 from parapos.encodings import ENCODINGS
 from parapos.experiments import demo
 from parapos.experiments.store import ReportError
@@ -152,7 +153,7 @@ def test_the_matrix_has_every_encoding_or_refuses_it():
 def dense_scores(model, images, scale):
     """The scores of each layer of a model without score terms: (B, H, N, N)."""
     scores = []
-    encodings = [module.encoding for module in attention_layers(model)]
+    encodings = [module.encoding for module in model.modules() if isinstance(module, Attention)]
     hooks = [
         encoding.register_forward_hook(lambda module, _, out: scores.append(out[0] @ out[1].mT * module.scale))
         for encoding in encodings

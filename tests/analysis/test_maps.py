@@ -43,7 +43,7 @@ def events(model):
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_video_strip(pool):
     model, video = video_model(pool=pool), torch.rand(3, 8, 8, 12) * 255
-    strip = analysis_maps.make_video_strip(model, video, 3, layer=2, head=1, query=(3, 2, 1), levels=(0.0, 255.0))
+    strip = analysis_maps.make_video_strip(model, video, 3, layer=2, head=1, query=(3, 2, 1), pixel_scale="raw255")
     with analysis_scores.watch(model) as found:
         model(video[None], torch.tensor([3]))
     first = int(pool == "cls")

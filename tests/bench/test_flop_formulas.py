@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import parapos
 import parapos.bench.flop_formulas  # registers the formulas
@@ -30,6 +30,13 @@ def test_products_and_terms(encoding: str, basis: int) -> None:
     assert forward == scores * (8 + 8 + basis)
     assert backward >= scores * (5 * 8 + 2 * basis)
     assert count("none")[0] == scores * 16
+
+
+def test_no_operator_is_counted_as_nothing() -> None:
+    names = [name.partition("::") for name in torch._C._dispatch_get_all_op_names()]
+    ours = {name.partition(".")[0] for room, _, name in names if room == "parapos"}
+    assert ours >= {"attention", "attention_backward", "triton_attention", "triton_attention_backward"}
+    assert {name for name in ours if getattr(torch.ops.parapos, name) not in flop_registry} == set()
 
 
 def test_a_model_with_pape_costs_little_more() -> None:

@@ -97,17 +97,3 @@ def test_the_caller_keeps_its_random_numbers():
     torch.manual_seed(3)
     precision.experiment(grid=2, settings=["init"])
     assert torch.equal(torch.rand(1), want)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"grid": 1}, "grid must be from 2 to 256, got 1"),
-        ({"dtype": "fp8"}, "unknown dtype 'fp8'"),
-        ({"encoding": "rope"}, "unknown encoding 'rope'"),
-        ({"settings": ["9x"]}, "unknown setting '9x'"),
-    ],
-)
-def test_bad_options(options, match):
-    with pytest.raises(ValueError, match=match):
-        precision.experiment(**options)

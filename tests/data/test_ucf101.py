@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from parapos.data import FormatError, clips
 from parapos.data.batch import collate
-from parapos.data.clips import complete_tubelets, frame_indices, read_clip, resize, scale_pixels
+from parapos.data.clips import complete_tubelets, frame_indices, read_clip, resize, scale_pixels, unscale_pixels
 from parapos.data.readers.ucf101_lists import FOLDS, SPLITS
 from parapos.data.readers.video import Frames, read_frames, write_video
 from parapos.data.sampling import Key
@@ -102,6 +102,9 @@ def test_pixel_scales():
     torch.testing.assert_close(unit, raw / 255)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     torch.testing.assert_close(normal, (unit - mean[:, None, None]) / std[:, None, None])
+    for scale, scaled in (("raw255", raw), ("unit", unit), ("imagenet", normal)):
+        torch.testing.assert_close(unscale_pixels(scaled, scale), raw / 255)
+    assert unscale_pixels(torch.tensor([-1.0, 300.0]), "raw255").tolist() == [0, 1]
 
 
 def test_resizing():

@@ -16,7 +16,7 @@ from parapos.data.digits import Augment, Digits, _affine
 from parapos.data.sampling import Key
 from parapos.data.synthetic import pattern
 from parapos.encodings.looks import label as shown_name
-from parapos.experiments import demo, demo_report, render, schedule
+from parapos.experiments import demo, demo_report, render, schedule, tables
 from parapos.experiments.grid import Grid, Job, Repeat, Results, Run
 from parapos.experiments.store import COLUMNS, Cells, Evaluation
 from parapos.experiments.tables_spec import Column, Row, Table
@@ -213,9 +213,26 @@ def test_the_clock_decides_nothing(tmp_path, monkeypatch):
     assert cli.main(["demo", "--seconds", "1", "--out", str(tmp_path)]) == 2
 
 
+def test_there_are_no_more_processes_than_runs(tmp_path, monkeypatch):
+    counts, lines = [], []
+    monkeypatch.setattr(schedule, "run_all", lambda jobs, count, *more: counts.append(count))
+    tables.make(demo.resolve(tmp_path, None, ["pape"], quick=True), 2, tmp_path / "log.txt", lines.append)
+    assert counts == [1]
+    assert lines == ["0 of 1 runs are there, 1 to do with 1 processes"]
+
+
+def test_files_are_written_after_every_run_by_the_first_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(schedule, "run_all", lambda jobs, count, log, tell, done: [done() for _ in jobs])
+    grid, calls = demo.resolve(tmp_path, None, ["pape", "rope"], quick=True), []
+    for is_first, expected in ((True, 2), (False, 2)):
+        monkeypatch.setattr(fit, "is_first", lambda is_first=is_first: is_first)
+        tables.make(grid, 0, tmp_path / "log.txt", lambda line: None, lambda: calls.append(1))
+        assert len(calls) == expected
+
+
 def test_progress_is_read_from_files_that_grow(tmp_path):
     run = Run("demo", {}, tmp_path, recipe.load("demo", {"optim.epochs": "4"}))
-    job = Job(run, [Evaluation(32), Evaluation(64)])
+    job = Job(run, {Evaluation(32): {"top1"}, Evaluation(64): {"top1"}})
     assert schedule.progress(job) == (0.0, "")
     (tmp_path / "metrics.csv").write_text("step,epoch,lr,train_loss,val_top1\n10,1,0.1,2.0,\n20,2,,,0.5\n30,2,0.1,1.")
     assert schedule.progress(job) == (pytest.approx(0.4), "validation top-1 50")

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from parapos import cli
+from parapos import cli, recipes
 from parapos.bench import flops
 from parapos.experiments import cost, tables
 from parapos.training import fit, recipe
@@ -110,7 +110,19 @@ def test_the_other_grids(tmp_path):
 SLOW = ("generality", "parameter-matched")  # many models are built; tests/test_paper_page.py runs them too
 
 
-@pytest.mark.parametrize("name", [full(name) if name in SLOW else name for name in tables.shelf()])
+def test_every_repeat_is_a_job_and_one_of_all_comes_before_the_next(tmp_path):
+    grid = tables.resolve(tables.load("parameter-matched"), tmp_path, {})
+    counts = {len(repeats) for repeats in grid.places.values()}
+    assert counts == {1, 3}  # folds of one data set
+    firsts = {repeats[0].run.folder for repeats in grid.places.values()}
+    every = {repeat.run.folder for repeats in grid.places.values() for repeat in repeats}
+    folders = [job.run.folder for job in grid.jobs]
+    assert set(folders[: len(firsts)]) == firsts
+    assert len(folders) == len(every)
+    assert set(folders) == every
+
+
+@pytest.mark.parametrize("name", [full(name) if name in SLOW else name for name in recipes.shelf("tables")])
 def test_dry_run_needs_nothing_and_writes_nothing(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["table", name, "--dry-run"]) == 0

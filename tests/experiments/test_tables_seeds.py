@@ -9,7 +9,7 @@ from statistics import fmean, stdev, variance
 
 import pytest
 
-from parapos import cli
+from parapos import cli, recipes
 from parapos.encodings import ENCODINGS
 from parapos.experiments import render, tables
 from parapos.experiments.grid import Results
@@ -18,7 +18,7 @@ from parapos.training.checkpoint import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-STUDIES = [name for name in tables.shelf() if tables.load(name).seeds]
+STUDIES = [name for name in recipes.shelf("tables") if tables.load(name).seeds]
 TINY = """
 title = "Two tiny encodings"
 seeds = [3, 4]

@@ -100,9 +100,9 @@ def test_the_state_is_that_of_the_last_epoch(tmp_path):
     metrics.write_text("".join(lines[:-1]))  # the last one is the last validation
     assert run.state() == "unfinished, no checkpoints"
     store.Cells(run.folder).measure(store.Evaluation(16))
-    job = Job(run, [store.Evaluation(16)])
+    job = Job(run, {store.Evaluation(16): {"top1"}})
     assert collect([job]).scores == {}, "weights of a run on its way are no result"
-    assert job.missing() == job.evaluations
+    assert job.missing() == [store.Evaluation(16)]
     metrics.unlink()
     assert run.state() == "not begun"
     shutil.copytree(kept, run.folder / "checkpoints")
@@ -127,7 +127,7 @@ def test_a_column_may_show_another_metric(tmp_path, capsys):
     shown = [cell.split()[0] for cell in line.split("|")[2:-1]]
     assert (shown[0], shown[2]) == (f"{100 * found['top1']:.1f}", f"{100 * found['recall']:.1f}")
     for metric, message in (
-        ("top1_*", "pape, few: expected the metric top1_*, digits does not report it"),
+        ("top1_*", "digits_smoke-pape: val, 16 px: expected the metric top1_*, digits does not report it"),
         ("mean_iou", "tiny: columns.few.metric: Classification has no metric 'mean_iou', expected one of loss, top1"),
     ):
         path.write_text(f'{TINY}few = {{ metric = "{metric}", split = "val" }}\n')

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from parapos import cli
+from parapos import cli, recipes
 from parapos.experiments import tables
 from parapos.training import checkpoint, fit
 
@@ -158,7 +158,7 @@ def test_sweep_over_five_resolutions(run, monkeypatch, capsys):
 @pytest.mark.full
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_says_what_it_would_do(name, root, tmp_path, capsys):
-    assert name in tables.shelf()
+    assert name in recipes.shelf("tables")
     here = {"data.root": root, "data.options.complete": "false"}
     changes = {} if name in ("parameter-matched", "efficiency") else here  # which also want videos, or nothing
     parapos("table", name, "--dry-run", "--root", tmp_path / "runs", *words(changes))

@@ -31,7 +31,7 @@ def test_the_last_of_several_changes_counts():
         ("train digits --out {here}/file", "expected a folder for the run, got a file"),
         ("train digits --out {here}/x --optim.part 5", "optim.part: expected a divisor of optim.batch = 64, got 5"),
         ("train digits --out {here}/x --run.wandb me", "run.wandb: "),
-        ("train {here}", "recipe.toml: no such file"),
+        ("train {here}", "expected a recipe or the folder of a run, got a folder without recipe.toml"),
         ("eval {here}", "not a run, it has no recipe.toml"),
         ("eval {here} --size 0", "whole number from 1 to 65536, got '0'"),
         ("eval {here} --position-scale", "expected one argument"),
@@ -47,6 +47,28 @@ def test_errors_are_one_line(command, message, tmp_path, capsys, monkeypatch):
     assert err.startswith("parapos")
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_may_have_the_name_of_a_recipe(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits_smoke").mkdir()  # as `parapos demo` makes a folder demo
+    assert cli.main(["train", "digits_smoke", "--optim.epochs", "1"]) == 0
+    assert (tmp_path / "runs" / "digits_smoke-pape" / "weights.safetensors").is_file()
+    assert list((tmp_path / "digits_smoke").iterdir()) == []
+    run = ["train", "digits_smoke", "--out", "digits_smoke", "--optim.epochs", "1"]
+    assert cli.main(run) == 0
+    assert cli.main(run) == 0, "the same command resumes"
+    capsys.readouterr()
+
+    assert cli.main(["train", "digits_smoke", "--optim.epochs", "1"]) == 2
+    message = "digits_smoke is a recipe and the folder of a run; write ./digits_smoke to resume the run, or give --out"
+    assert message in capsys.readouterr().err
+    for folder in ("./digits_smoke", "digits_smoke/"):
+        assert cli.main(["train", folder]) == 0
+        assert "digits_smoke is finished" in capsys.readouterr().out
+    assert cli.main(["train", "./digits_smoke", "--out", "other"]) == 2
+    assert "--out: ./digits_smoke is a run already" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits_smoke", "runs"]
 
 
 @pytest.mark.parametrize("command", ["train", "eval"])

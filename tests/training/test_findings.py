@@ -118,7 +118,8 @@ def test_a_killed_worker_is_told_in_one_line(environment, tmp_path):
     assert process.returncode == 2, told
     assert "Traceback" not in told
     last = told.splitlines()[-1]
-    assert last.startswith("parapos train: a data worker was killed, perhaps for want of memory; run the same command")
+    message = "a data worker was killed, perhaps for want of memory; run the same command again to resume"
+    assert last == f"parapos train: {message}; a smaller data.workers in the recipe takes less"
 
 
 def test_samples_are_asked_for_together():

@@ -5,6 +5,7 @@ What a head's score is stands in scores.py, how a query's maps are laid out in m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +28,6 @@ from ..training import checkpoint, fit
 from . import clouds, driving, plot, scores
 from .maps import COLUMNS, make_event_strip, make_maps, make_video_strip, save
 from .scores import TAU, score_heads
-from .scores import Heads as Heads  # for callers of this package
-from .scores import watch as watch
 
 IMAGES, STREAMS = 1000, 100  # to score heads on: images, and videos or event streams
 
@@ -103,9 +102,8 @@ def run(
             query = _patch_at(frame, at, getattr(model, "patch", 1))
         sides = dict.fromkeys(picture.shape[1:])  # one number for a square
         view = View(partial(make_maps, model, picture, name=f"{' x '.join(map(str, sides))} px"), samples=IMAGES)
-    view.make(
-        layer=layer or next(iter(view.layers), 1), head=head or 1, query=query
-    )  # tells a mistake before the work begins
+    # A mistake should be told before the work begins.
+    view.make(layer=layer or next(iter(view.layers), 1), head=head or 1, query=query)
     checkpoint.check_writable(out)
     options: dict[str, Any] = dict(collate=collate, tau=tau, scaled=scaled, tell=tell, look=view.look)
     heads = score_heads(model, dataset, samples or view.samples, **options)
@@ -151,7 +149,8 @@ def _view(
         return View(make, driving.draw, driving.look, driving.SAMPLES, driving.joint_layers(model))
     if isinstance(model, ViViT):
         tubelets = int(sample["tubelets"])
-        return View(partial(make_video_strip, model, sample["video"], tubelets, levels=_levels(dataset)))
+        scale = getattr(dataset, "pixel_scale", "unit")
+        return View(partial(make_video_strip, model, sample["video"], tubelets, pixel_scale=scale))
     clock = getattr(dataset, "clock", "time")
     return View(partial(make_event_strip, model, sample, columns=columns or COLUMNS, grid=_grid(dataset), clock=clock))
 
@@ -160,28 +159,18 @@ def look_inside(folder: Path, out: Path, sizes: Sequence[int]) -> list[Path]:
     """The heads of a PaPE model, and what one of them sees at the smallest and at the largest size."""
     model, _ = load(folder)
     wanted = fit.load_run(folder)
-    small, large = sizes[0], sizes[-1]
     heads = score_heads(model, wanted.dataset("test"), 64, batch=16)
     files = [out / "heads.png", out / "maps.png"]
     plot.heads(files[0], heads.z, heads.bounded, title="PaPE")
     layer, head = choose(heads.bounded, None, None)
     rows = []
-    for size in (small, large):
+    for size in (sizes[0], sizes[-1]):
         image = wanted.dataset("test", size=size)[0]["image"]
         grid = size // getattr(model, "patch", 1)
         query = (grid * 3 // 8 + 1, grid * 5 // 8 + 1)  # the same place of the image at both sizes
         rows.append(make_maps(model, image, layer=layer, head=head, query=query, name=f"{size} px"))
     plot.draw(files[1], *rows, title=f"PaPE, layer {layer}, head {head}: the same model at two resolutions")
     return files
-
-
-def _levels(dataset: Any) -> tuple[Tensor, Tensor]:
-    """Black and white (3, 1, 1, 1) as the videos of a dataset have them."""
-    from ..data.clips import scale_pixels
-
-    black, white = (torch.full((3, 1, 1), value, dtype=torch.uint8) for value in (0, 255))
-    scale = getattr(dataset, "pixel_scale", "unit")
-    return scale_pixels(black, scale)[:, None], scale_pixels(white, scale)[:, None]
 
 
 def _grid(dataset: Any) -> tuple[int, int] | None:
@@ -192,14 +181,12 @@ def _grid(dataset: Any) -> tuple[int, int] | None:
 
 def choose(bounded: Tensor, layer: int | None, head: int | None, among: Sequence[int] = ()) -> tuple[int, int]:
     """Layer and head from 1; what is not given is that of the largest score. among: the layers to choose from, all by
-    default. What is given may be any number; whether the model has it is not checked here."""
+    default."""
     depth, count = bounded.shape
     layers = [layer] if layer is not None else among or range(1, depth + 1)
     heads = [head] if head is not None else range(1, count + 1)
-    pairs = [(l, h) for l in layers for h in heads]
-    inside = [(l, h) for l, h in pairs if 1 <= l <= depth and 1 <= h <= count]
     known = bounded.nan_to_num(-torch.inf)
-    return max(inside, key=lambda pair: float(known[pair[0] - 1, pair[1] - 1])) if inside else pairs[0]
+    return max(itertools.product(layers, heads), key=lambda pair: float(known[pair[0] - 1, pair[1] - 1]))
 
 
 def read(folder: Path, path: Path, size: int | None = None) -> predict.Frame:

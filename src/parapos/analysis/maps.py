@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.clips import unscale_pixels
 from ..experiments.store import ReportError
 from ..models import ViViT
 from ..models.event_vit import EventBackbone
@@ -78,7 +79,7 @@ def make_maps(
     rows, cols = image.shape[1] // patch, image.shape[2] // patch
     row, col = _place(query, {"row": rows, "column": cols})
     looked = _look(model, [image[None]], rows * cols, row * cols + col, layer, head)
-    grids = {part: values.view(1, rows, cols) for part, values in looked.items()}
+    grids = {part: values.unflatten(0, (1, rows, cols)) for part, values in looked.items()}
     return Strip(
         names=(name,),
         pictures=image[None],
@@ -86,7 +87,6 @@ def make_maps(
         query=(0, row, col),
         query_name=f"row {row + 1}, column {col + 1}",
         shares=grids["attention"].sum((1, 2)),
-        data={},
         **grids,
     )
 
@@ -99,10 +99,10 @@ def make_video_strip(
     layer: int,
     head: int,
     query: Sequence[float] | None = None,
-    levels: tuple[float | Tensor, float | Tensor] = (0.0, 1.0),
+    pixel_scale: str = "unit",
 ) -> Strip:
     """The strip of a query on a video (3, T, H, W) with a number of real tubelets. query: tubelet, row and column from
-    1, the middle if not given. levels: the values of black and white."""
+    1, the middle if not given. pixel_scale: as `scale_pixels` has it."""
     depth, patch = model.tubelet, model.patch
     _, frames, height, width = video.shape
     columns, rows, cols = frames // depth, height // patch, width // patch
@@ -113,10 +113,9 @@ def make_video_strip(
     at = (step * rows + row) * cols + col
     looked = _look(model, [video[None], torch.tensor([tubelets])], columns * rows * cols, at, layer, head)
     grids = {part: values.unflatten(0, (columns, rows, cols))[:tubelets] for part, values in looked.items()}
-    dark, bright = levels
     return Strip(
         names=tuple(f"tubelet {i + 1}" for i in range(tubelets)),
-        pictures=((video[:, : tubelets * depth : depth] - dark) / (bright - dark)).clamp(0, 1).transpose(0, 1),
+        pictures=unscale_pixels(video[:, : tubelets * depth : depth].transpose(0, 1), pixel_scale),
         kind="first frame",
         query=(step, row, col),
         query_name=f"tubelet {step + 1}, row {row + 1}, column {col + 1}",

@@ -117,10 +117,6 @@ class Layer:
                 yield self.parts(slice(sample, sample + 1), slice(start, start + step))
 
 
-def attention_layers(model: nn.Module) -> list[Attention]:
-    return [module for module in model.modules() if isinstance(module, Attention)]
-
-
 def quadratic(encoding: nn.Module, terms: Sequence[Term]) -> Quadratic:
     """The one term of a PaPE."""
     if len(terms) != 1 or not isinstance(terms[0], Quadratic):
@@ -134,7 +130,8 @@ def watch(model: nn.Module, *, scaled: bool = True) -> Iterator[list[Layer]]:
 
     scaled=False leaves out the factor of q.k.
     """
-    attentions, layers, masks = attention_layers(model), list[Layer](), dict[nn.Module, Tensor | None]()
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    layers, masks = list[Layer](), dict[nn.Module, Tensor | None]()
 
     def note_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         masks[module.encoding] = kwargs.get("mask", args[2] if len(args) > 2 else None)

@@ -47,14 +47,10 @@ for operator, products, first, times in (
 ):
     register_flop_formula(operator)(partial(_count, products, first, times))
 
-_dense_backward = flop_registry[torch.ops.aten.convolution_backward]
 
-
-def _convolution_backward(*args: Any, **kwargs: Any) -> int:
+def _convolution_backward(*args: Any, **_: Any) -> int:
     """PyTorch counts the gradient of the weights of a grouped convolution as if it had one group."""
-    out, x, weight, transposed, groups, wanted = args[0], args[1], args[2], args[7], args[9], args[10]
-    if groups == 1:
-        return int(_dense_backward(*args, **kwargs))
+    out, x, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
     gradients = int(wanted[0]) + int(wanted[1])  # of the input and of the weights: each costs as much as the forward
     return gradients * int(conv_flop_count(x.shape, weight.shape, out.shape, transposed=transposed))
 

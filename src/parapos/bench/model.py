@@ -2,11 +2,9 @@
 
 Rows are encodings, PaPE once per number of parabolas m; the row `none` is the model without positions, and the measure
 of all others. Per row: parameters; GFLOP of one image, counted on the model operator by operator and from the
-arithmetic in `flops.py`; time and peak memory of inference and of a training step (forward, backward, AdamW).
-Time: the rows take turns in every round, and what counts is the ratio to `none` in the same round. They share the
-weights outside the encoding, so that all fit in memory; AdamW runs at rate 0, so that every step is the same step.
-Memory: fresh processes per row, the median of their peaks above what each held before the model was made; weights
-are in it.
+arithmetic in `flops.py`; time and peak memory of inference and of a training step. PROTOCOL says how they are measured.
+Rows that are timed in turn share the weights outside the encoding, so that all fit in memory; AdamW runs at rate 0, so
+that every step is the same step.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -174,37 +171,25 @@ def parameters(row: Row, model: str) -> dict[str, int]:
     }
 
 
-def count(row: Row, model: str, size: int, device: str) -> dict[str, float | None]:
-    """GFLOP of one sample by mode, operator by operator; None if one of ours has no formula. Tensors are fake if shapes
-    do not depend on numbers."""
+def count(row: Row, model: str, size: int, device: str) -> dict[str, float]:
+    """GFLOP of one sample by mode, operator by operator. Tensors are fake if shapes do not depend on numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import, as are the formulas
-    from torch.utils.flop_counter import FlopCounterMode, flop_registry
+    from torch.utils.flop_counter import FlopCounterMode
 
     from . import flop_formulas as _  # noqa: F401  registers the formulas of our operators
 
-    uncounted: set[str] = set()
-
-    def note(operator: Any, *args: Any, **kwargs: Any) -> int:
-        uncounted.add(str(operator))
-        return 0
-
-    ours = (getattr(torch.ops.parapos, name) for name in torch.ops.parapos)
-    unknown = {operator: partial(note, operator) for operator in ours if operator not in flop_registry}
-    gflop: dict[str, float | None] = {}
+    gflop = {}
     job = job_of(REGISTRY[model][0])
     with FakeTensorMode() if job.can_be_fake else nullcontext(), torch.device(device):
         net = build(row, model)
         inputs = job.inputs(net, 1, size, device)
         for mode in MODES:
             net.train(mode == "training")
-            counter = FlopCounterMode(display=False, custom_mapping=unknown)
-            with counter, torch.set_grad_enabled(mode == "training"):
+            with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(mode == "training"):
                 out = job.product(net, mode == "training", *inputs)
                 if mode == "training":
                     out.backward()
-            gflop[mode] = None if uncounted else counter.get_total_flops() / 1e9
-            if uncounted:
-                measure.progress(f"GFLOP of {row}, {mode}: not counted, no formula for {', '.join(sorted(uncounted))}")
+            gflop[mode] = counter.get_total_flops() / 1e9
     return gflop
 
 
@@ -261,8 +246,6 @@ def run(
     to stderr.
 
     sizes: pixels of an image's side; None for the usual one of the model."""
-    if not parts or not set(parts) <= set(PARTS):
-        raise ValueError(f"parts must be some of {', '.join(PARTS)}, got {', '.join(parts)}")
     sizes = [job_of(REGISTRY[model][0]).size] if sizes is None else sizes
     rows, missing, held = [], {}, {}
     for row in make_rows(encodings, parabolas, direct):

@@ -79,7 +79,7 @@ def run(row: Row, setting: Setting, rounds: int) -> dict[str, Any]:
         medians = {
             str(r): {name: statistics.median(step[name] for step in spent[r]) for name in spent[r][0]} for r in rows
         }
-        out["modes"][mode] = {"ms": medians, "floor": ours / base if base and ours else None}
+        out["modes"][mode] = {"ms": medians, "floor": ours / base}
         del nets, steps
     return out
 
@@ -100,7 +100,6 @@ def markdown(found: dict[str, Any]) -> str:
                 rows.append([name, f"{a:.1f} ms", f"{b:.1f} ms", f"{(b - a) / whole:+.1%}"])
         total = sum(ours.values())
         rows.append(["all", f"{whole:.1f} ms", f"{total:.1f} ms", f"{total / whole - 1:+.1%}"])
-        floor = "-" if values["floor"] is None else f"{values['floor'] - 1:+.1%}"
-        rows.append(["floor set by the GFLOP", "", "", floor])
+        rows.append(["floor set by the GFLOP", "", "", f"{values['floor'] - 1:+.1%}"])
         lines += ["", f"{mode}:", "", table(["time in", BASE, found["row"], "of the whole"], rows)]
     return "\n".join(lines)

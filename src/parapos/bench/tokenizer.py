@@ -7,7 +7,6 @@ time of the processor, not of the clock, so other work on the machine disturbs i
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -87,10 +86,9 @@ def run(*, seconds: float = SECONDS, events: int = EVENTS, quick: bool = False) 
         times = measure.in_turn(timed, measure.processor_time, share, bounds)
         measure.progress(f"{stream.kind}, {stream.sensor}: {len(times[NUMBA])} rounds")
         for name, (_, count) in cases.items():
-            rates = [count / x for x in times[name]]
-            low, middle, high = statistics.quantiles(rates, n=4, method="inclusive")
+            rate = measure.spread([count] * len(times[name]), times[name])
             what = {**asdict(stream), "case": name, "events": count, "tokens": tokens[name]}
-            rows.append({**what, "events_per_second": middle, "quartiles": [low, high], "rounds": len(rates)})
+            rows.append({**what, "events_per_second": rate.pop("ratio"), **rate})
     versions = {"numba": metadata.version("numba"), "numpy": np.__version__}
     return {**measure.machine("cpu", quick=quick), "threads": 1, **versions, "speed": rows}
 

@@ -34,7 +34,7 @@ def _sweep(args: argparse.Namespace) -> None:
     checkpoint.check_writable(out)
     results = sweep.run(grid, tell, args.batch)
     print(render.markdown(grid, results))
-    wrote(sweep.write(grid, results, out))
+    wrote(render.write(grid, results, out / "sweep"))
 
 
 def _table(args: argparse.Namespace) -> None:

@@ -60,3 +60,11 @@ def scale_pixels(frames: Tensor, scale: str) -> Tensor:
         return frames.float()
     unit = frames.float() / 255
     return unit if scale == "unit" else v2.functional.normalize(unit, MEAN, STD)
+
+
+def unscale_pixels(frames: Tensor, scale: str) -> Tensor:
+    """Frames as `scale_pixels` gives them as pictures, from 0 to 1."""
+    if scale == "imagenet":
+        mean, std = (frames.new_tensor(values)[:, None, None] for values in (MEAN, STD))
+        frames = frames * std + mean
+    return (frames / 255 if scale == "raw255" else frames).clamp(0, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,7 @@ from ..training import recipe
 from . import demo_report, render, store, tables
 from .demo_report import Committed
 from .grid import Grid, Results, Run, collect, fill
+from .schedule import Tell
 from .tables_spec import Column, Row, Table
 
 ENCODINGS = ("pape", "lookhere", "rope", "sincos")
@@ -32,7 +33,7 @@ QUICK = {
     "model.options.mlp_dim": "32",
 }
 SMOKE = "SMOKE TEST, NOT A RESULT (--quick)"
-Tell = Callable[[str], object]
+PROCESSES = min(2, os.cpu_count() or 1)
 
 
 def shipped_folder() -> Path:
@@ -48,10 +49,9 @@ def committed() -> Committed:
 
 @dataclass(frozen=True)
 class Demo:
-    """A part of the demo: its grid and numbers, what it says, its files, and whether it reached what it should."""
+    """A part of the demo: its grid, what it says, its files, and whether it reached what it should."""
 
     grid: Grid
-    results: Results
     text: str
     files: tuple[Path, ...]
     is_reached: bool = True
@@ -62,7 +62,7 @@ def introduce(out: Path, encodings: Sequence[str]) -> Demo:
     grid = _shipped_grid(out, encodings)
     plot = out / "shipped" / "extrapolation.png"
     demo_report.draw(plot, committed(), None, Results())
-    return Demo(grid, Results(), demo_report.introduction(committed(), grid.title), (plot,))
+    return Demo(grid, demo_report.introduction(committed(), grid.table.title), (plot,))
 
 
 def _shipped_grid(out: Path, encodings: Sequence[str]) -> Grid:
@@ -79,12 +79,12 @@ def _shipped_grid(out: Path, encodings: Sequence[str]) -> Grid:
 def show_shipped(out: Path, encodings: Sequence[str], tell: Tell = lambda line: None) -> Demo:
     """Tests the shipped models here and draws them beside all seeds."""
     grid = _shipped_grid(out, encodings)
-    tables.make(grid, _processes(grid.rows), out / "log.txt", tell)
+    tables.make(grid, PROCESSES, out / "log.txt", tell)
     results, seeds = collect(grid.jobs), committed()
     text = demo_report.shipped(seeds, grid, results)
     plot = out / "shipped" / "extrapolation.png"
     demo_report.draw(plot, seeds, grid, results, "dots: shipped weights")
-    return Demo(grid, results, text, (plot,))
+    return Demo(grid, text, (plot,))
 
 
 def train(
@@ -98,7 +98,7 @@ def train(
     """Trains, tests, draws. data: a folder with a folder of images per class; without it, scikit-learn's digits, which
     are compared with what the package has of the same models."""
     grid = resolve(out, data, encodings, quick)
-    tables.make(grid, _processes(encodings), out / "log.txt", tell)
+    tables.make(grid, PROCESSES, out / "log.txt", tell)
     results, seeds = collect(grid.jobs), committed() if data is None and not quick else None
     if seeds is not None:
         text, is_reached = demo_report.side_by_side(seeds, grid, results, collect(_shipped_grid(out, encodings).jobs))
@@ -109,7 +109,7 @@ def train(
     files[0].write_text(f"{text}\n", encoding="utf-8")
     render.write_numbers(grid, results, files[1])
     demo_report.draw(files[2], seeds, grid, results, "dots: trained on this machine" if seeds else "")
-    return Demo(grid, results, text, files, is_reached)
+    return Demo(grid, text, files, is_reached)
 
 
 def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool) -> Grid:
@@ -123,10 +123,6 @@ def resolve(out: Path, data: Path | None, encodings: Sequence[str], quick: bool)
     for run in grid.runs:
         run.state()  # a run of another recipe is refused before anything is trained
     return grid
-
-
-def _processes(encodings: Sequence[str]) -> int:
-    return min(2, os.cpu_count() or 1, len(encodings))
 
 
 def _columns(trained: int) -> dict[str, Column]:

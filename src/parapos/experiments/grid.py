@@ -102,15 +102,15 @@ Place = tuple[str, str, str]  # block, row, column
 
 @dataclass(frozen=True)
 class Job:
-    """A run and what it is evaluated on."""
+    """A run, what it is evaluated on, and the metrics that are wanted of each evaluation."""
 
     run: Run
-    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: dict[Evaluation, set[str]] = field(default_factory=dict)
 
     def missing(self) -> list[Evaluation]:
         """What was not evaluated yet, with the weights of a finished run."""
         if not self.run.is_finished():
-            return self.evaluations
+            return list(self.evaluations)
         cells = Cells(self.run.folder)
         return [evaluation for evaluation in self.evaluations if cells.get(evaluation) is None]
 
@@ -157,12 +157,11 @@ class Grid:
     def jobs(self) -> list[Job]:
         """Every run once. One repeat of the whole grid comes before the next."""
         jobs: dict[Path, Job] = {}
-        for number in range(max(map(len, self.places.values()), default=0)):
-            for repeats in self.places.values():
-                for repeat in repeats[number : number + 1]:
-                    job = jobs.setdefault(repeat.run.folder, Job(repeat.run))
-                    if isinstance(repeat.evaluation, Evaluation) and repeat.evaluation not in job.evaluations:
-                        job.evaluations.append(repeat.evaluation)
+        for repeats in itertools.zip_longest(*self.places.values()):
+            for repeat in filter(None, repeats):
+                job = jobs.setdefault(repeat.run.folder, Job(repeat.run))
+                if isinstance(repeat.evaluation, Evaluation):
+                    job.evaluations.setdefault(repeat.evaluation, set()).add(repeat.metric.name)
         return list(jobs.values())
 
     @property
@@ -176,10 +175,6 @@ class Grid:
     @property
     def blocks(self) -> list[str]:
         return list(dict.fromkeys(block for block, _, _ in self.places)) or [""]
-
-    @property
-    def title(self) -> str:
-        return self.table.title.removesuffix(".")
 
     @property
     def has_curves(self) -> bool:

@@ -37,11 +37,11 @@ def ours(wanted: Recipe) -> dict[str, Any]:
 
 
 def compare() -> dict[tuple[str, str], tuple[Any, Any]]:
-    """By setting and data set: the paper's value and ours, None where no recipe says it."""
+    """By setting and data set: the paper's value and ours, None where that is not the recipe's to say."""
     section = paper()[NAME]
-    known = {name: ours(recipe.load(name)) for name in section["columns"] if name in recipe.shelf()}
+    known = {name: ours(recipe.load(name)) for name in section["columns"]}
     return {
-        (row, name): (value, known[name][row] if name in known else None)
+        (row, name): (value, known[name][row])
         for row, values in section["rows"].items()
         for name, value in zip(section["columns"], values, strict=True)
     }
@@ -51,9 +51,7 @@ def markdown() -> str:
     """A column per data set: what both have, or the paper's value and then ours."""
     values, section = compare(), paper()[NAME]
     lines = [[row, *(_cell(*values[row, name]) for name in section["columns"])] for row in section["rows"]]
-    known = [name for name in section["columns"] if name in recipe.shelf()]
-    legend = f"The paper's values, and ours where they differ. There are recipes for {', '.join(known)}."
-    return f"{as_text(['', *section['columns']], lines)}\n\n{legend}"
+    return f"{as_text(['', *section['columns']], lines)}\n\nThe paper's values, and ours where they differ."
 
 
 def _cell(theirs: Any, ours: Any) -> str:

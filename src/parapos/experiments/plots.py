@@ -47,16 +47,15 @@ def curves(
     path: Path, sizes: Sequence[int], groups: Mapping[str, Sequence[Line]], *, trained: int, title: str, metric: Metric
 ) -> None:
     """Values over the resolution, each curve with its name at its end; the trained resolution is marked. groups: lines
-    by caption, drawn side by side with one scale; one group alone has the title for a caption."""
-    one = len(groups) == 1
-    figure, axes = subplots(1, len(groups), size=(7.6, 4.6) if one else (5.4 * len(groups), 4.4), squeeze=False)
+    by caption, drawn side by side with one scale."""
+    size = (7.6, 4.6) if len(groups) == 1 else (5.4 * len(groups), 4.4)
+    figure, axes = subplots(1, len(groups), size=size, squeeze=False)
     figure.get_layout_engine().set(wspace=0.06)
     for axis, (caption, lines) in zip(axes[0], groups.items(), strict=True):
         _curves(axis, sizes, lines, trained, metric)
-        axis.set_title(title if one else caption, fontsize=None if one else 11)
+        axis.set_title(caption, fontsize=11)
     axes[0][0].set_ylabel(f"{metric.label}, {metric.unit}" if metric.unit else metric.label)
-    if not one:
-        figure.suptitle(title, fontsize=11.5)
+    figure.suptitle(title, fontsize=11.5)
     save(figure, path)
 
 

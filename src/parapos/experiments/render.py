@@ -78,7 +78,7 @@ def cell(grid: Grid, results: Results, place: Place) -> str:
 
 def markdown(grid: Grid, results: Results) -> str:
     """A table for each block and group of columns, a legend, tests that the table asks for, and sentences on it."""
-    parts, table = [f"{grid.title}."], grid.table
+    parts, table = [f"{grid.table.title}."], grid.table
     for block in grid.blocks:
         for group in groups(grid):
             lines = []
@@ -176,10 +176,6 @@ def reading(grid: Grid, results: Results) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
 def write(grid: Grid, results: Results, path: Path) -> list[Path]:
     """The table as Markdown and CSV, PATH.md and PATH.csv, and plots: values by size for each block and group, and
     losses by step. PATH.png is of a grid without blocks; a block has its own, named after it, in the same folder."""
@@ -202,8 +198,9 @@ def write_numbers(grid: Grid, results: Results, path: Path) -> None:
     for place in itertools.product(grid.blocks, grid.rows, grid.table.columns):
         values, metric = grid.values(results, place), grid.metric(place)
         about = ["", ""] if metric is None else [metric.name, metric.unit]
-        spreads = [_mean(values), statistics.stdev(values) if len(values) > 1 else None, len(values)]
-        lines.append([*place, *about, *spreads, grid.table.published(*place[1:])])
+        mean = statistics.fmean(values) if values else None
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        lines.append([*place, *about, mean, deviation, len(values), grid.table.published(*place[1:])])
     rows.write(path, COLUMNS, lines)
 
 
@@ -218,7 +215,7 @@ def curves(grid: Grid, results: Results, block: str, group: Group, path: Path) -
     if len(columns) < 2 or len(columns) < len(grid.table.columns) * (not block) or not counts - {0}:
         return []
     metric = next(repeats[0].metric for (b, _, c), repeats in grid.places.items() if b == block and c in columns)
-    title = f"{block}, {group.caption}: mean and spread of {_seeds(grid, counts)}" if block else grid.title
+    title = f"{block}, {group.caption}: mean and spread of {_seeds(grid, counts)}" if block else grid.table.title
     sizes, trained = [c.size for c in columns.values()], grid.trained(block)
     plots.curves(path, sizes, {"": lines}, trained=trained, title=title, metric=metric)
     return [path]
@@ -236,7 +233,8 @@ def _line(grid: Grid, row: str, values: Sequence[Sequence[float]], *, has_band: 
     """The curve of a row, in the colour of its encoding if it is named after one. values: of all repeats, by x."""
     spec = grid.table.rows[row]
     ink = "" if row in LOOKS or spec.encoding else INKS[list(grid.table.rows).index(row) % len(INKS)]
-    encoding, means = spec.encoding or spec.changes.get("model.encoding", ""), list(map(_mean, values))
+    encoding = spec.encoding or spec.changes.get("model.encoding", "")
+    means = [statistics.fmean(v) if v else None for v in values]
     line = plots.Line(label(row), encoding, means, spec.dashed, ink)
     if not has_band:
         return line

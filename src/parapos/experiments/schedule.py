@@ -26,7 +26,7 @@ from ..malloc import keep_memory
 from ..training import fit, rows
 from ..training.runs import FINISHED
 from .grid import Job
-from .store import Cells, ReportError, read
+from .store import Cells, ReportError, read, value_of
 
 SAY = 10.0  # seconds
 SAVE = 30.0  # seconds that training has to save when the parent is gone
@@ -39,15 +39,15 @@ def run_all(
     count: int,
     log: Path,
     tell: Tell,
-    done: Callable[[Job], object],
+    done: Callable[[], object],
     batch: int | None = None,
 ) -> None:
-    """Trains and evaluates runs. count: of processes, 0 for this one. done: hears of every run that is finished, here.
+    """Trains and evaluates runs. count: of processes, 0 for this one. done: called here after every run.
     batch: samples at a time in evaluations of this process, instead of as many as the recipe's batch has tokens."""
     if not count or not jobs:
         for job in jobs:
             _do(job, tell, batch)
-            done(job)
+            done()
         return
     log.parent.mkdir(parents=True, exist_ok=True)
     with processes.pool(count, __name__, begin, str(log)) as pool:
@@ -64,9 +64,14 @@ def _do(job: Job, tell: Tell, batch: int | None = None) -> None:
         tell(f"{folder}: {state}, training")
         tell(fit.train(wanted, folder))
     cells, headline = Cells(folder), job.run.metric()
-    for evaluation in job.evaluations:
+    for evaluation, names in job.evaluations.items():
         is_kept = cells.get(evaluation) is not None
-        value = cells.measure(evaluation, batch, wanted.data.root).get(headline.name)
+        metrics = cells.measure(evaluation, batch, wanted.data.root)
+        for name in sorted(names):
+            if value_of(metrics, name) is None:
+                message = f"expected the metric {name}, {evaluation.data or wanted.data.name} does not report it"
+                raise ReportError(f"{folder}: {evaluation.label}: {message}, or did not when the run was evaluated")
+        value = metrics.get(headline.name)
         shown = "" if value is None else f": {headline.label} {value * headline.factor:.2f} {headline.unit}".rstrip()
         tell(f"{job.run.label or job.run.name}, {evaluation.label}{shown}{' (kept)' if is_kept else ''}")
 
@@ -123,7 +128,7 @@ def board(tell: Tell) -> Iterator[tuple[Callable[[float, str], object], float]]:
         yield lambda share, text: bar.update(task, completed=share, description=text), SAY / 10
 
 
-def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callable[[Job], object]) -> None:
+def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callable[[], object]) -> None:
     """Says how far they are and how long it may take, until all are done or one fails."""
     shares = {future: progress(job)[0] for future, job in futures.items()}
     begun, began = sum(shares.values()), time.monotonic()
@@ -140,7 +145,7 @@ def _follow(futures: dict[Future[Any], Job], log: Path, tell: Tell, done: Callab
                 if wrong is not None:
                     raise ReportError(f"{job.run.folder}: {wrong} (what it said is in {log})")
                 shares[future] = 1.0
-                done(job)
+                done()
             parts = []
             for future, job in left.items():
                 if future.running():

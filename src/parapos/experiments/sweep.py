@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ..encodings.looks import label
 from ..training import fit
-from . import render
 from .grid import Grid, Results, Run, collect, fill
 from .schedule import run_all
 from .store import Cells, ReportError
@@ -27,8 +26,6 @@ def resolve(
     root: str = "",
 ) -> Grid:
     """The grid of a sweep. Impossible requests are refused here, before anything is evaluated."""
-    if interpolate not in INTERPOLATE:
-        raise ReportError(f"interpolate must be one of {', '.join(INTERPOLATE)}, got {interpolate!r}")
     given = [Run("", {}, folder, fit.load_run(folder), given=True) for folder in runs]
     if len({run.wanted.data.size for run in given}) > 1:
         message = ", ".join(f"{run.folder} {run.wanted.data.size}" for run in given)
@@ -57,10 +54,5 @@ def resolve(
 
 def run(grid: Grid, tell: Callable[[str], object] = lambda line: None, batch: int | None = None) -> Results:
     """Evaluates what was not evaluated before. tell: hears of every evaluation."""
-    run_all(grid.jobs, 0, Path(), tell, lambda job: None, batch=batch)
+    run_all(grid.jobs, 0, Path(), tell, lambda: None, batch=batch)
     return collect(grid.jobs)
-
-
-def write(grid: Grid, results: Results, out: Path) -> list[Path]:
-    """OUT/sweep.md, sweep.csv and sweep.png."""
-    return render.write(grid, results, out / "sweep")

@@ -16,11 +16,10 @@ from ..text import nearest
 from ..training import fit, recipe
 from ..training.recipe import RecipeError
 from . import render, schedule, store
-from .grid import Grid, Job, Results, Run, fill
+from .grid import Grid, Results, Run, fill
 from .store import ReportError
 from .tables_spec import Column, Table
 from .tables_spec import load as load  # for callers of this module
-from .tables_spec import shelf as shelf
 
 
 def check_rows(table: Table, only: Sequence[str]) -> None:
@@ -99,31 +98,10 @@ def make(
 ) -> None:
     """Trains what is not trained and evaluates what is not evaluated. after: called after every run."""
     todo = [job for job in grid.jobs if not job.is_done()]
-    message = f" with {processes} processes" if processes and todo else ""
+    processes = min(processes, len(todo))
+    message = f" with {processes} processes" if processes else ""
     tell(f"{len(grid.jobs) - len(todo)} of {len(grid.jobs)} runs are there, {len(todo)} to do{message}")
-
-    def done(job: Job) -> None:
-        check_metrics(grid, job)
-        if fit.is_first():
-            after()
-
-    schedule.run_all(todo, processes, log, tell, done)
-
-
-def check_metrics(grid: Grid, job: Job) -> None:
-    """Whether the evaluations of a run have what its places show."""
-    known = store.Cells(job.run.folder)
-    for (_, row, column), repeats in grid.places.items():
-        for repeat in repeats:
-            if repeat.run is not job.run or isinstance(repeat.evaluation, str):
-                continue
-            metrics = known.get(repeat.evaluation)
-            if metrics is not None and store.value_of(metrics, repeat.metric.name) is None:
-                data = repeat.evaluation.data or job.run.wanted.data.name
-                message = f"expected the metric {repeat.metric.name}, {data} does not report it"
-                raise ReportError(
-                    f"{job.run.folder}: {row}, {column}: {message}, or did not when the run was evaluated"
-                )
+    schedule.run_all(todo, processes, log, tell, lambda: fit.is_first() and after())
 
 
 def write(grid: Grid, results: Results, out: Path) -> list[Path]:

@@ -1,17 +1,13 @@
 """What a table is: a TOML file, read into typed dataclasses and checked key by key, as recipes are.
 
-The keys are `title`, `recipe`, `paper` (a section of recipes/published/tables.toml), [rows] with what each changes in
-the recipe, and [columns] with what each evaluates. [compare] names two rows, and columns whose figures are tested for a
-difference; `choose` is the column by which a row is best. [bench] has the options of a table that trains nothing.
-`seeds` and [blocks] make a study: the same grid for every seed and each data set, shown as mean and spread; `minutes`
-is what a run takes.
+The keys are the fields of `Table`. `seeds` and [blocks] make a study: the same grid for every seed and each data set,
+shown as mean and spread.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,11 +45,8 @@ class Column:
 
     def __post_init__(self) -> None:
         need_known("split", self.split, ["train", "val", "test"])
-        need("mean_of", not self.mean_of or self._is_plain(), "no other key beside it", self.mean_of)
-
-    def _is_plain(self) -> bool:
-        """Whether nothing but mean_of is given."""
-        return all(getattr(self, f.name) == f.default for f in fields(self) if f.name != "mean_of")
+        is_alone = not self.mean_of or replace(self, mean_of=()) == Column()
+        need("mean_of", is_alone, "no other key beside it", self.mean_of)
 
     def evaluation(self, row: str, trained: int) -> Evaluation:
         """What is evaluated for a row."""
@@ -91,7 +84,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """Two rows, and two or more columns."""
+    """Two rows, and two or more columns whose figures are tested for a difference."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -106,7 +99,7 @@ class Table:
     title: str
     name: str = field(default="", metadata=INTERNAL)  # that of its file
     recipe: str = ""
-    paper: str = ""
+    paper: str = ""  # a section of recipes/published/tables.toml
     rows: dict[str, Row] = field(default_factory=dict)
     columns: dict[str, Column] = field(default_factory=dict)
     bench: Bench | None = None  # of the table that trains nothing
@@ -148,26 +141,17 @@ class Table:
         return recipes.published(self.paper, row, column)
 
 
-def shelf() -> dict[str, Path]:
-    """The tables that come with the package, by name."""
-    return recipes.shelf("tables")
-
-
 def load(source: str | Path) -> Table:
     """A table by path, or by name if it comes with the package."""
     try:
         path = recipes.find(source, "tables", "table")
-    except LookupError as error:
+        values = recipes.read(path)
+    except (LookupError, ValueError) as error:
         raise ReportError(str(error)) from None
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
         if isinstance(rows := values.get("rows"), dict):
             values["rows"] = {name: _row(f"rows.{name}", row) for name, row in rows.items()}
         table: Table = make_section(Table, values)
-    except OSError as error:
-        raise ReportError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path.name}: not TOML: {error}") from None
     except Bad as bad:
         raise ReportError(f"{path.name}: {bad.key}: {bad.message}") from None
     if not table.bench and not {"blocks" if table.seeds else "recipe", "rows", "columns"} <= set(values):

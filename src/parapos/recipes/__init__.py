@@ -29,10 +29,18 @@ def find(source: str | Path, folder: str = ".", what: str = "recipe") -> Path:
     return known[str(source)]
 
 
+def read(path: Path) -> dict[str, Any]:
+    """The values of a TOML file. ValueError for one that is none."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name}: not TOML: {error}") from None
+
+
 @cache
 def paper() -> dict[str, Any]:
     """The published figures, by section: names of columns, and a list per row."""
-    return tomllib.loads((HERE / "published" / "tables.toml").read_text(encoding="utf-8"))
+    return read(HERE / "published" / "tables.toml")
 
 
 def published(section: str, row: str, column: str) -> float | None:

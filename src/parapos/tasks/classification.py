@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import re
-import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import recipes
 from ..text import nearest
 from .base import Batch, Evaluator, Forward, Loss, Metric, Task, answer
 from .lovasz import lovasz_softmax
@@ -225,10 +225,7 @@ def _mixers(classes: int, **alphas: float) -> list[Any]:
 def _read_pairs(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise ValueError(f"--relabel: expected order, names or a TOML file, got {str(path)!r}")
-    try:
-        pairs = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not TOML: {error}") from None
+    pairs = recipes.read(path)
     for name, value in pairs.items():
         if not isinstance(value, str):
             raise ValueError(f"{path}: {name}: expected the name of a class, got {value!r}")

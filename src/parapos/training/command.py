@@ -20,11 +20,10 @@ def train(source: str, out: Path | None, resume: bool, changes: Mapping[str, str
     """Trains a recipe, or takes up the run in a folder. Gives the exit code: 0, 1 for a loss that is not finite, or 128
     plus the number of the signal that ended it."""
     keep_memory()
-    if Path(source).is_dir():
+    if _is_run(source, out):
         if out is not None:
             raise RecipeError(f"--out: {source} is a run already, expected a recipe; leave --out out")
         out, source = Path(source), str(Path(source) / "recipe.toml")
-        recipe.find(source)
     wanted = recipe.load(source, changes)
     out = out or Path("runs") / f"{Path(source).stem}-{wanted.model.encoding}"
     try:
@@ -40,6 +39,19 @@ def train(source: str, out: Path | None, resume: bool, changes: Mapping[str, str
         for line in _next_steps(wanted, out):
             _say(line)
     return 0
+
+
+def _is_run(source: str, out: Path | None) -> bool:
+    """Whether a run is meant, not a recipe. The name of a recipe is the recipe, also where a folder has that name."""
+    is_run = (Path(source) / "recipe.toml").is_file()
+    if source in recipe.shelf():
+        if is_run and out is None:
+            both = f"{source} is a recipe and the folder of a run"
+            raise RecipeError(f"{both}; write ./{source} to resume the run, or give --out for a run of the recipe")
+        return False
+    if Path(source).is_dir() and not is_run:
+        raise RecipeError(f"{source}: expected a recipe or the folder of a run, got a folder without recipe.toml")
+    return is_run
 
 
 def _next_steps(wanted: Recipe, out: Path) -> list[str]:

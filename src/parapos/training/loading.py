@@ -18,7 +18,8 @@ class WorkerLost(ChildProcessError):
 
     def __init__(self) -> None:
         message = "a data worker was killed, perhaps for want of memory"
-        super().__init__(f"{message}; run the same command again to resume, with fewer --data.workers")
+        again = "run the same command again to resume; a smaller data.workers in the recipe takes less"
+        super().__init__(f"{message}; {again}")
 
 
 class _Samples:

@@ -192,9 +192,9 @@ def difference(old: Recipe, new: Recipe) -> str | None:
 def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
     """The values of a file and of those that it extends, and the name of the file that set each key."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path.name}: not TOML: {error}") from None
+        values = recipes.read(path)
+    except ValueError as error:
+        raise RecipeError(str(error)) from None
     base = values.pop("extends", None)
     origins = dict.fromkeys(_keys(values), path.name)
     if base is None:
