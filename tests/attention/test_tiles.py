@@ -291,3 +291,15 @@ def test_dense_attention_runs_where_tiles_would_take_longer() -> None:
         assert tiles.attention(call) is None
     with patch.object(sparse, "PAIR_COST", 1.7), patch.object(tiles, "share", return_value=0.5):
         assert tiles.attention(call) is not None
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_share_is_estimated_for_what_will_run(training: bool) -> None:
+    """Training needs more tiles than inference, so the estimate that chooses between tiles and all must count those."""
+    call = make("local", 2, 4)
+    call = leaves_of(call, torch.float32)[0] if training else call
+    with patch.object(tiles.Head, "needed", autospec=True, side_effect=tiles.Head.needed) as bounded:
+        assert tiles.chosen(call) is not None
+    assert [args[-1] for args, _ in bounded.call_args_list] == [training]
+    shares = [tiles.share(call, *chosen, weighted) for weighted in (False, True) if (chosen := tiles.chosen(call))]
+    assert shares[0] < shares[1]

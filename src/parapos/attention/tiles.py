@@ -202,14 +202,15 @@ def share(
     call: Call,
     terms: Sequence[Relative],
     coefficients: Sequence[Tensor],
+    weighted: bool,
     sampled: tuple[int, int, int] | None = None,
 ) -> float:
-    """The share of pairs of tiles that a call needs. sampled: estimated as SAMPLED says."""
+    """The share of pairs of tiles that a call needs, for training if weighted. sampled: estimated as SAMPLED says."""
     visited, pairs, heads = 0, 0, prod(call.q.shape[:2])
     for head_index in sparse.spread(heads, sampled and min(-(-heads // sampled[0]), sampled[1])):
         head = Head(call, terms, coefficients, *divmod(head_index, call.q.shape[1]))
         rows = torch.tensor(sparse.spread(len(head.index), sampled and sampled[2]), device=call.q.device)
-        needed = head.needed(rows, call.tolerance, call.needs_grad)
+        needed = head.needed(rows, call.tolerance, weighted)
         visited, pairs = visited + int(needed.sum()), pairs + needed[:, 1:].numel()
     return visited / max(pairs, 1)
 
@@ -237,7 +238,7 @@ def is_worth_it(call: Call, terms: Sequence[Relative], coefficients: Sequence[Te
     """Whether tiles are expected to be faster than dense attention."""
     if looks_everywhere(call, terms, coefficients):
         return False
-    return sparse.cost(call, share(call, terms, coefficients, SAMPLED)) < 1.0
+    return sparse.cost(call, share(call, terms, coefficients, call.needs_grad, SAMPLED)) < 1.0
 
 
 def chosen(call: Call) -> tuple[tuple[Relative, ...], list[Tensor]] | None:
@@ -253,7 +254,7 @@ def describe(call: Call) -> str | None:
     """What `attention` would do, in words; None where it would do nothing."""
     if (made := chosen(call)) is None:
         return None
-    needed = share(call, *made)
+    needed = share(call, *made, call.needs_grad)
     where = "columns centred in each tile" if Head(call, *made, 0, 0).columns else "scores formed from D"
     gain = f"about {sparse.cost(call, needed):.2f} of the time of all tiles"
     return f"{call.names} over the {needed:.1%} of tiles that may have weight, {where}; expected: {gain}"
