@@ -104,9 +104,9 @@ def test_forward_and_backward_visit_the_needed_tiles_and_no_others() -> None:
     visits: dict[str, int] = {"forward": 0, "backward": 0}
     gathered = tiles.Head.gathered
 
-    def spy(self: tiles.Head, kv: Tensor, rows: Tensor, lists: Tensor, room: Tensor) -> Any:
+    def spy(self: tiles.Head, rows: Tensor, lists: Tensor, room: Tensor) -> Any:
         visits[phase] += int((lists < len(self.keys.index) - 1).sum())
-        return gathered(self, kv, rows, lists, room)
+        return gathered(self, rows, lists, room)
 
     with patch.object(tiles.Head, "gathered", spy):
         mine, leaves = leaves_of(call, torch.float32)

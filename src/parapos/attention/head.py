@@ -68,13 +68,9 @@ class Head:
             lost = (self.c[0].abs().amax(1) * made.bound).sum(-1).amax() * self.scale * ROUNDING
             self.columns = made if float(lost) <= ALLOWED else None
 
-    @cached_property
-    def q(self) -> Tensor:
-        return self.order(self.queries)
-
-    def order(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+    def order(self, x: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
         """Queries in tiles, or in some of them: (Q, s, ...). Empty slots repeat the first of their tile."""
-        return x[self.index if rows is None else self.index[rows]].to(self.dtype)
+        return x[self.index[rows]].to(self.dtype)
 
     def order_keys(self, x: Tensor) -> Tensor:
         """Keys in tiles: (T, s, ...). Empty slots hold some key."""
@@ -131,7 +127,7 @@ class Head:
             yield rows, torch.where(needed[rows].gather(1, first), first, empty)
             start = stop
 
-    def query_columns(self, rows: Tensor | slice) -> Tensor:
+    def query_columns(self, rows: Tensor) -> Tensor:
         """The positional columns of tiles of queries: (G, s, e)."""
         assert self.columns is not None
         return (self.c[0][rows][..., None, :] @ self.columns.T[rows])[..., 0, :]
@@ -167,33 +163,41 @@ class Head:
         e = 0 if self.columns is None else len(self.columns.features)
         return -(-max(self.k.shape[-1] + e + 1, self.v.shape[-1]) // 8) * 8
 
+    def wide_queries(self, rows: Tensor) -> Tensor:
+        """Tiles of queries with their columns: (G, s, width)."""
+        parts = [self.order(self.queries, rows)]
+        parts += [] if self.columns is None else [self.query_columns(rows)]
+        tail = parts[0].new_zeros(self.width - sum(x.shape[-1] for x in parts))
+        tail[:1] = 1.0  # times what hides an empty slot, and elsewhere times zero
+        return torch.cat([*parts, tail.expand(*parts[0].shape[:2], -1)], -1)
+
     @cached_property
-    def widened(self) -> tuple[Tensor, Tensor]:
-        """Queries (Q, s, width), and values beside keys (T, s, w + width).
+    def wide_keys(self) -> Tensor:
+        """Values beside keys: (T, s, w + width).
 
         Values are read with the first numbers of their keys up to the width, so that less has to be gathered; what
-        these give is cut off.
+        these give is cut off. The copy of the keys becomes a view of this one.
         """
-        e = 0 if self.columns is None else len(self.columns.features)
-        h, w, width = self.q.shape[-1], self.v.shape[-1], self.width
-        q, kv = (x.new_zeros(*x.shape[:2], n) for x, n in ((self.q, width), (self.k, w + width)))
-        q[..., :h], kv[..., :w], kv[..., w : w + h] = self.q, self.order_keys(self.v), self.k
+        h, w = self.k.shape[-1], self.v.shape[-1]
+        kv = self.k.new_zeros(*self.k.shape[:2], w + self.width)
+        kv[..., :w], kv[..., w : w + h] = self.v[self.key_index], self.k
         if self.columns is not None:
-            q[..., h : h + e] = self.query_columns(slice(None))
-            q[..., h + e] = 1.0
+            e = len(self.columns.features)
             kv[..., w + h + e - 1] = self.placed
             kv[..., w + h + e].masked_fill_(~self.visible, HIDDEN)
-        return q, kv
+        self.k = kv[..., w : w + h]
+        return kv
 
-    def gathered(self, kv: Tensor, rows: Tensor, lists: Tensor, room: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def gathered(self, rows: Tensor, lists: Tensor, room: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values (G, 1, L s, width) of lists, and what is added to the scores (G, 1, s, L s), if anything.
 
         room: memory to gather in, of any size, because fresh memory takes as long as the rest.
         """
-        if room.numel() < lists.numel() * kv[0].numel():
+        kv = self.wide_keys
+        if room.numel() < (size := lists.numel() * kv[0].numel()):
             room.untyped_storage().resize_(0)  # else old and new are there at one time
-            room.resize_(lists.numel() * kv[0].numel())
-        x = room[: lists.numel() * kv[0].numel()].view(lists.numel(), -1)
+            room.resize_(size)
+        x = room[:size].view(lists.numel(), -1)
         x = torch.index_select(kv.flatten(1), 0, lists.flatten(), out=x).view(len(rows), 1, -1, kv.shape[-1])
         bias, w = None, self.v.shape[-1]
         if self.columns is None:

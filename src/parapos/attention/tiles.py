@@ -40,15 +40,14 @@ flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def forward(head: Head, needed: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of a head over the tiles it needs, and the log-sum-exp of its rows: (Q, s, w) and (Q, s)."""
-    q, kv = head.widened
-    out, lse = q.new_empty(*q.shape[:2], head.v.shape[-1]), q.new_empty(q.shape[:2])
+def forward(head: Head, needed: Tensor, room: Tensor, out: Tensor, lse: Tensor | None) -> None:
+    """Attention of a head over the tiles it needs, written to out (n, w); the log-sum-exp of its rows to lse (Q, s)."""
     for rows, lists in head.groups(needed, head.numbers()):
-        k, v, bias = head.gathered(kv, rows, lists, room)
-        y, log_sum = flash(q[rows][:, None], k, v, attn_mask=bias, scale=head.scale)
-        out[rows], lse[rows] = y[:, 0, :, : out.shape[-1]], log_sum[:, 0]
-    return out, lse
+        k, v, bias = head.gathered(rows, lists, room)
+        y, log_sum = flash(head.wide_queries(rows)[:, None], k, v, attn_mask=bias, scale=head.scale)
+        _scatter(out, head.rows.index[rows], y[:, 0, :, : out.shape[-1]])
+        if lse is not None:
+            lse[rows] = log_sum[:, 0]
 
 
 def backward(head: Head, needed: Tensor, lse: Tensor, dout: Tensor, out: Tensor, room: Tensor) -> list[Tensor]:
@@ -69,23 +68,22 @@ def backward(head: Head, needed: Tensor, lse: Tensor, dout: Tensor, out: Tensor,
 
 def _columns_backward(head: Head, needed: Tensor, lse: Tensor, dy: Tensor, y: Tensor, room: Tensor) -> list[Tensor]:
     assert head.columns is not None
-    (q, kv), h, w = head.widened, head.q.shape[-1], head.v.shape[-1]
-    e, width = len(head.columns.features), q.shape[-1]
-    dy, y = (torch.nn.functional.pad(x, (0, width - w)) for x in (dy, y))
-    dq, dkv = torch.empty_like(q), kv.new_zeros(*kv.shape[:2], h + w)
+    (n, size, h), w, e = (*dy.shape[:2], head.k.shape[-1]), head.v.shape[-1], len(head.columns.features)
+    dy, y = (torch.nn.functional.pad(x, (0, head.width - w)) for x in (dy, y))
+    dq, dc, dkv = dy.new_empty(n, size, h), torch.empty_like(head.c[0]), dy.new_zeros(*head.k.shape[:2], h + w)
     for rows, lists in head.groups(needed, 3 * head.numbers()):
-        k, v, bias = head.gathered(kv, rows, lists, room)
-        args = (dy[rows][:, None], q[rows][:, None], k, v, y[rows][:, None], lse[rows][:, None])
+        k, v, bias = head.gathered(rows, lists, room)
+        args = (dy[rows][:, None], head.wide_queries(rows)[:, None], k, v, y[rows][:, None], lse[rows][:, None])
         gq, gk, gv = flash_backward(*args, 0.0, False, attn_mask=bias, scale=head.scale)
-        dq[rows] = gq[:, 0]
+        dq[rows] = gq[:, 0, :, :h]
+        dc[rows] = (gq[:, 0, :, None, h : h + e] @ head.columns.T[rows].mT)[..., 0, :]
         both = torch.cat([gk[:, 0, :, :h], gv[:, 0, :, :w]], -1)
         dkv.flatten(1).index_add_(0, lists.flatten(), both.view(lists.numel(), -1))
-    dc = (dq[..., None, h : h + e] @ head.columns.T.mT)[..., 0, :]
-    return [dq[..., :h], dkv[..., :h], dkv[..., h:], dc]
+    return [dq, dkv[..., :h], dkv[..., h:], dc]
 
 
 def _backward_from_d(head: Head, needed: Tensor, dy: Tensor) -> list[Tensor]:
-    q, k, v, scale = head.q, head.k, head.order_keys(head.v), head.scale
+    q, k, v, scale = head.order(head.queries), head.k, head.order_keys(head.v), head.scale
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dc = [torch.empty_like(c) for c in head.c]
     for rows, lists in head.groups(needed, head.numbers()):
@@ -137,10 +135,10 @@ class _Attention(torch.autograd.Function):
             rows = torch.arange(len(made[0].index))
             for h, needed in zip(heads, needed_by(made, rows, call.tolerance, weighted), strict=True):
                 head = made.pop(0)  # its wide tensors go before those of the next are made
-                y, lse = forward(head, needed, room)
-                _scatter(out[b, h], head.rows.index, y)
-                visits.append((needed, lse))
-                del head, y
+                lse = head.k.new_empty(head.index.shape) if weighted else None
+                forward(head, needed, room, out[b, h], lse)
+                visits += [(needed, lse)] if weighted else []
+                del head
         ctx.call, ctx.terms, ctx.visits = call, terms, visits
         ctx.save_for_backward(out, *coefficients)
         return out
