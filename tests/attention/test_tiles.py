@@ -102,13 +102,13 @@ def test_forward_and_backward_visit_the_needed_tiles_and_no_others() -> None:
     call = make("local", 2, 7)
     needed = [head.needed(torch.arange(len(head.index)), TOLERANCE, weighted=True) for _, head in heads(call)]
     visits: dict[str, int] = {"forward": 0, "backward": 0}
-    gathered = tiles.Head.gathered
+    attention = tiles.Head.attention
 
     def spy(self: tiles.Head, rows: Tensor, lists: Tensor, room: Tensor) -> Any:
         visits[phase] += int((lists < len(self.keys.index) - 1).sum())
-        return gathered(self, rows, lists, room)
+        return attention(self, rows, lists, room)
 
-    with patch.object(tiles.Head, "gathered", spy):
+    with patch.object(tiles.Head, "attention", spy):
         mine, leaves = leaves_of(call, torch.float32)
         phase = "forward"
         out = by_tiles(mine)
