@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..relative import contract, function, functions
@@ -22,7 +23,7 @@ from .terms import Relative
 from .tiling import Columns, Side, sides, tile_columns, tilings
 
 BLOCK, GPU_BLOCK = 2**18, 2**25  # pairs of a query and a tile of keys that are bounded at one time
-GROUP_BYTES = 2**20  # keys, values and scores of a thread at one time: about what a core's cache holds
+GROUP_BYTES = 3 * 2**20  # keys, values and scores of a thread at one time: about what a core's cache holds
 HIDDEN = -1e30  # the score of an empty slot
 
 
@@ -113,7 +114,7 @@ class Head:
             bias = self.bias(rows, lists)[:, 0]
         else:
             phi = torch.stack([*self.key_columns(rows, lists), self.placed[lists].flatten(1)], 1)  # (G, e, L s)
-            bias = torch.bmm(self.query_columns(rows) * self.scale, phi)
+            bias = torch.bmm(self.query_columns[rows, :, :-1] * self.scale, phi)
             if self.mask is not None or not self.visible[lists].all():
                 bias.masked_fill_(~self.looks(rows, lists)[:, 0], -torch.inf)
         return bias.baddbmm_(q, self.order_keys(self.k, lists).flatten(1, 2).mT).logsumexp(-1)
@@ -134,10 +135,11 @@ class Head:
             yield rows, torch.where(needed[rows].gather(1, first), first, empty)
             start = stop
 
-    def query_columns(self, rows: Tensor) -> Tensor:
-        """The positional columns of tiles of queries: (G, s, e)."""
+    @cached_property
+    def query_columns(self) -> Tensor:
+        """The positional columns of queries, and 1 for the column that hides empty slots: (Q, s, e + 1)."""
         assert self.columns is not None
-        return (self.c[0][rows][..., None, :] @ self.columns.T[rows])[..., 0, :]
+        return F.pad((self.c[0][..., None, :] @ self.columns.T)[..., 0, :], (0, 1), value=1.0)
 
     def key_columns(self, rows: Tensor, lists: Tensor) -> list[Tensor]:
         """The positional columns of keys about the middle of each tile of queries: e - 1 tensors (G, L s).
@@ -169,9 +171,7 @@ class Head:
     def wide_queries(self, rows: Tensor) -> Tensor:
         """Tiles of queries with their columns: (G, s, width)."""
         q = self.order(self.q, rows)
-        if self.columns is None:
-            return q
-        return torch.cat([q, self.query_columns(rows), q.new_ones(1).expand(*q.shape[:2], 1)], -1)
+        return q if self.columns is None else torch.cat([q, self.query_columns[rows]], -1)
 
     @cached_property
     def wide_keys(self) -> Tensor:
