@@ -102,13 +102,12 @@ class Keys(NamedTuple):
     @classmethod
     def of(cls, tiles: Tiling, heads: Iterable[Tensor], visible: Tensor) -> Keys:
         """Of keys (T, s, h) of each head, and which of them somebody sees (T, s): the others do not count."""
-        count, parts = visible.sum(1), []
+        count, centroids, radii = visible.sum(1), [], []
         for k in heads:
             k = k if visible.all() else torch.where(visible[..., None], k, 0.0)
-            centroid = k.sum(1) / count.clamp(min=1)[:, None]
-            radius = torch.where(visible, (k - centroid[:, None]).norm(dim=-1), 0.0).amax(1)
-            parts.append((centroid, radius))
-        return cls(tiles.low, tiles.high, *map(torch.stack, zip(*parts, strict=True)), count)
+            centroids.append(k.sum(1) / count.clamp(min=1)[:, None])
+            radii.append(torch.where(visible, (k - centroids[-1][:, None]).norm(dim=-1), 0.0).amax(1))
+        return cls(tiles.low, tiles.high, torch.stack(centroids), torch.stack(radii), count)
 
     def merged(self, size: int) -> Keys:
         """Runs of `size` tiles as one."""
