@@ -70,6 +70,11 @@ class Head:
             lost = (self.c[0].abs().amax(1) * made.bound).sum(-1).amax() * self.scale * ROUNDING
             self.columns = made if float(lost) <= ALLOWED else None
 
+    @cached_property
+    def is_full(self) -> bool:
+        """Whether no tile of queries has an empty slot."""
+        return bool((self.rows.index >= 0).all())
+
     def without_columns(self) -> Head:
         """The same head with scores formed from D."""
         self.columns = None
@@ -127,12 +132,13 @@ class Head:
         """
         counts, order = needed.sum(1).sort(dim=0, descending=True, stable=True)
         lengths, start, empty = counts.tolist(), 0, needed.shape[1] - 1
+        places = torch.arange(needed.shape[1], device=needed.device)
         while start < len(lengths):
             one = lengths[start] * self.key_index.shape[1] * width * self.dtype.itemsize
             stop = min(start + torch.get_num_threads() * max(1, GROUP_BYTES // one), len(lengths))
             rows = order[start:stop]
-            first = (~needed[rows]).int().sort(dim=1, stable=True)[1][:, : lengths[start]]
-            yield rows, torch.where(needed[rows].gather(1, first), first, empty)
+            first = needed[rows].byte().sort(dim=1, descending=True, stable=True)[1][:, : lengths[start]]
+            yield rows, torch.where(places[: lengths[start]] < counts[start:stop, None], first, empty)
             start = stop
 
     @cached_property
@@ -201,8 +207,7 @@ class Head:
         if self.columns is None:
             torch.baddbmm(self.bias(rows, lists)[:, 0], q, k.mT, alpha=self.scale, out=into)
             return torch.softmax(into, -1, out=into), q, k, v
-        for column, made in enumerate(self.key_columns(rows, lists), self.k.shape[-1]):
-            k[..., column] = made
+        k[..., self.k.shape[-1] : -2] = torch.stack(self.key_columns(rows, lists), -1)
         torch.baddbmm(into, q, k.mT, beta=0, alpha=self.scale, out=into)
         if self.mask is None:  # no weight below 1e-37: numbers that small take many times as long
             torch.maximum(into, into.amax(-1, keepdim=True).sub_(85.0), out=into)

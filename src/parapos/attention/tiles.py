@@ -40,7 +40,11 @@ def forward(head: Head, needed: Tensor, room: Tensor, out: Tensor) -> None:
     """Attention of a head over the tiles it needs, written to out (n, w)."""
     for rows, lists in head.groups(needed, head.numbers()):
         weights, _, _, values = head.attention(rows, lists, room)
-        _scatter(out, head.rows.index[rows], torch.bmm(weights, values))
+        y, index = torch.bmm(weights, values), head.rows.index[rows]
+        if head.is_full:
+            out[index.flatten()] = y.flatten(0, 1).to(out.dtype)
+        else:
+            _scatter(out, index, y)
 
 
 def backward(head: Head, needed: Tensor, dout: Tensor, room: Tensor) -> list[Tensor]:
@@ -78,10 +82,7 @@ def backward(head: Head, needed: Tensor, dout: Tensor, room: Tensor) -> list[Ten
 def _scatter(into: Tensor, index: Tensor, tiles: Tensor) -> None:
     """Writes tiles (tiles, s, ...) to the tokens that index (tiles, s) names."""
     real = index >= 0
-    if real.all():
-        into[index.flatten()] = tiles.flatten(0, 1).to(into.dtype)
-    else:
-        into[index[real]] = tiles[real].to(into.dtype)
+    into[index[real]] = tiles[real].to(into.dtype)
 
 
 def together(call: Call) -> list[range]:
