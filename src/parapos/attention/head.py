@@ -200,7 +200,7 @@ class Head:
         both, scores = lists.numel() * kv[0].numel(), prod(shape)
         if room.numel() < both + scores:
             room.untyped_storage().resize_(0)  # else old and new are there at one time
-            room.resize_(both + scores)
+            room.resize_(max(both + scores, GROUP_BYTES * torch.get_num_threads() // room.itemsize))  # for most groups
         x, into = room[:both].view(lists.numel(), -1), room[both : both + scores].view(shape)
         x = torch.index_select(kv.flatten(1), 0, lists.flatten(), out=x).view(shape[0], shape[2], -1)
         q, k, v = self.wide_queries(rows), x[..., w:], x[..., :w]
