@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,20 @@ def test_no_prediction_changes_unless_two_logits_were_close() -> None:
     looked_at = [values for values in NUMBERS.values.values() if "samples" in values]
     assert looked_at
     assert all(values["changed"] == 0 for values in looked_at)
+    assert "Skipping moved no logit by more than 4e-6" in PAGE
+    assert 0 < max(values["logits apart"] for values in looked_at) <= 4e-6
 
 
-@pytest.mark.parametrize("encoding", sparse.ENCODINGS)
+def test_every_model_was_looked_at_at_every_size() -> None:
+    """As many samples as the page says, and shares of all."""
+    counts = {1: 64, 2: 64, 4: 64, 8: 16, 16: 12}
+    assert "64 samples up to 4x, 16 at 8x, 12 at 16x" in PAGE
+    for data, encoding, factor in product(sparse.RECIPES, sparse.ENCODINGS, sparse.FACTORS):
+        assert NUMBERS.values[data, encoding, factor]["samples"] == counts[factor]
+        assert sparse_view.mean_share(NUMBERS, (data, encoding, factor)) is not None
+
+
+@pytest.mark.parametrize("encoding", ["pape", "pape_ri"])
 def test_the_share_falls_with_the_size(encoding: str) -> None:
     for data in dict.fromkeys(data for data, other, _ in NUMBERS.values if other == encoding):
         found = [sparse_view.mean_share(NUMBERS, (data, encoding, factor)) for factor in sparse.FACTORS]

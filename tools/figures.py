@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from parapos.bench import sparse
 from parapos.encodings import ENCODINGS
 from parapos.encodings.looks import label
 from parapos.experiments import demo, demo_report, render
@@ -87,6 +88,16 @@ def model_cost() -> str:
     return table([f"ViT-B, {size} px", *head[1:]], rows)
 
 
+def larger_models() -> str:
+    """Whole trained models with PaPE far above their size, as ratios to the same model without an encoding."""
+    numbers, rows = sparse.Numbers.read(ROOT / "docs" / "results" / "sparse" / "numbers.csv"), []
+    for data in sparse.RECIPES:
+        found = [numbers.values.get((data, "pape", factor), {}) for factor in sparse.TIMED]
+        cells = [f"{x['model ratio']:.2f}x" if "model ratio" in x else "not measured" for x in found]
+        rows.append([data, *cells])
+    return table(["inference time", *(f"{factor}x the trained side" for factor in sparse.TIMED)], rows)
+
+
 def precision() -> str:
     """How far attention weights are from float64 on a 64 x 64 grid in bfloat16."""
     text = (ROOT / "benchmarks" / "precision-bf16.txt").read_text()
@@ -116,5 +127,16 @@ def encodings() -> str:
 
 MADE: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for function in (extrapolation, summary, story, seeds, published, cost, model_cost, precision, encodings)
+    for function in (
+        extrapolation,
+        summary,
+        story,
+        seeds,
+        published,
+        cost,
+        model_cost,
+        larger_models,
+        precision,
+        encodings,
+    )
 }

@@ -102,13 +102,13 @@ def test_forward_and_backward_visit_the_needed_tiles_and_no_others() -> None:
     call = make("local", 2, 7)
     needed = [head.needed(torch.arange(len(head.index)), TOLERANCE, weighted=True) for _, head in heads(call)]
     visits: dict[str, int] = {"forward": 0, "backward": 0}
-    gathered = tiles.Head.gathered
+    attention = tiles.Head.attention
 
-    def spy(self: tiles.Head, kv: Tensor, rows: Tensor, lists: Tensor, room: Tensor) -> Any:
+    def spy(self: tiles.Head, rows: Tensor, lists: Tensor, room: Tensor) -> Any:
         visits[phase] += int((lists < len(self.keys.index) - 1).sum())
-        return gathered(self, kv, rows, lists, room)
+        return attention(self, rows, lists, room)
 
-    with patch.object(tiles.Head, "gathered", spy):
+    with patch.object(tiles.Head, "attention", spy):
         mine, leaves = leaves_of(call, torch.float32)
         phase = "forward"
         out = by_tiles(mine)
@@ -291,3 +291,15 @@ def test_dense_attention_runs_where_tiles_would_take_longer() -> None:
         assert tiles.attention(call) is None
     with patch.object(sparse, "PAIR_COST", 1.7), patch.object(tiles, "share", return_value=0.5):
         assert tiles.attention(call) is not None
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_share_is_estimated_for_what_will_run(training: bool) -> None:
+    """Training needs more tiles than inference, so the estimate that chooses between tiles and all must count those."""
+    call = make("local", 2, 4)
+    call = leaves_of(call, torch.float32)[0] if training else call
+    with patch.object(tiles.Head, "needed", autospec=True, side_effect=tiles.Head.needed) as bounded:
+        assert tiles.chosen(call) is not None
+    assert [args[-1] for args, _ in bounded.call_args_list] == [training]
+    shares = [tiles.share(call, *chosen, weighted) for weighted in (False, True) if (chosen := tiles.chosen(call))]
+    assert shares[0] < shares[1]

@@ -3,8 +3,12 @@
 import shutil
 
 import pytest
+import torch
 
+from parapos.analysis.tiles import inputs
+from parapos.attention import tiles
 from parapos.bench import sparse, sparse_view
+from parapos.blocks import Attention
 from parapos.experiments.demo import shipped_folder
 
 KEY = ("digits", "pape", 8)
@@ -35,15 +39,33 @@ def test_all_parts_are_measured_once_and_kept(subject, tmp_path, monkeypatch):
 
 
 def test_a_changed_prediction_counts_unless_it_was_close(subject, monkeypatch):
-    import torch
-
-    answers = {0.0: torch.tensor([1.0, 0.0]), None: torch.tensor([0.0, 1.0])}
-    monkeypatch.setattr(sparse, "logits", lambda model, given, tolerance: answers[tolerance])
-    _, values = sparse.predictions(subject, 1, 5)
+    given = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), True, 36]
+    monkeypatch.setattr(sparse, "answers", lambda model, inputs: given)
+    tokens, values = sparse.predictions(subject, 1, 5)
+    assert (tokens, values["samples"], values["skipping"]) == (36, 5, 5)
     assert (values["changed"], values["close"], values["logits apart"]) == (5, 0, 1.0)
-    answers[0.0] = torch.tensor([1.0, 0.9995])
+    given[0] = torch.tensor([1.0, 0.9995])
     _, values = sparse.predictions(subject, 1, 5)
     assert (values["changed"], values["close"]) == (0, 5)
+
+
+def test_what_skips_is_run_twice(subject, monkeypatch):
+    model = subject.model()
+    runs = []
+    model.register_forward_hook(lambda *args: runs.append([layer.tolerance for layer in layers]))
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    image = inputs(model, subject.dataset(4)[0])
+    dense, skipping, skips, tokens = sparse.answers(model, image)
+    assert dense is skipping
+    assert (skips, tokens, runs) == (False, 576, [[None] * 3])
+    monkeypatch.setattr(tiles.sparse, "LEAST", 100)
+    monkeypatch.setattr(tiles.sparse, "cost", lambda call, share: share)
+    for _ in range(2):  # the second sample skips as the first did
+        runs.clear()
+        dense, skipping, skips, _ = sparse.answers(model, image)
+        assert (skips, runs) == (True, [[None] * 3, [0.0] * 3])
+        assert not torch.equal(dense, skipping)
+        torch.testing.assert_close(dense, skipping, rtol=0, atol=1e-4)
 
 
 def test_tables_tell_what_was_measured_and_what_was_not(tmp_path):

@@ -49,7 +49,15 @@ def test_high_resolutions_are_measured_as_heads_of_64_and_as_they_are(monkeypatc
     rows = [row if row["heads"] else {k: v for k, v in row.items() if k != "heads"} for row in rows]
     grown = trained.exponents(rows)
     assert grown == pytest.approx({"heads of 64": 1.0, "steepest head": 1.5, "own heads": 1.0})
-    results = {"machine": "m", "device": "cpu", "threads": 2, "torch": "t", "encoding": "pape", "rows": []}
+    results = {
+        "machine": "m",
+        "device": "cpu",
+        "threads": 2,
+        "torch": "t",
+        "encoding": "pape",
+        "rows": [],
+        "kept_memory": True,
+    }
     shown = trained.markdown({**results, "high": rows, "exponents": grown})
     assert "steepest head 1.50" in shown
     assert "1.25x" in shown

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..relative import contract, function, functions
@@ -20,8 +22,8 @@ from .kernels import Call
 from .terms import Relative
 from .tiling import Columns, Side, sides, tile_columns, tilings
 
-BLOCK, GPU_BLOCK = 2**19, 2**25  # pairs of a query and a tile of keys that are bounded at one time
-GROUP_BYTES = 3 * 2**19  # gathered keys and values, or a bias, at one time: about what a core's cache holds
+BLOCK, GPU_BLOCK = 2**18, 2**25  # pairs of a query and a tile of keys that are bounded at one time
+GROUP_BYTES = 3 * 2**20  # keys, values and scores of a thread at one time: about what a core's cache holds
 HIDDEN = -1e30  # the score of an empty slot
 
 
@@ -60,7 +62,7 @@ class Head:
         if padding is not None:
             self.visible = self.visible & padding[self.key_index]
         self.index = torch.where(self.rows.index < 0, self.rows.index[:, :1], self.rows.index)
-        self.queries, self.k, self.v = call.q[b, h], self.order_keys(call.k[b, h]), call.v[b, h]
+        self.q, self.k, self.v = (x[b, h] for x in (call.q, call.k, call.v))
         self.c = [self.order(of_index(of_index(c, b), h).expand(n, -1)) for c in coefficients]
         self.columns: Columns | None = None
         if not call.exact and len(terms) == 1 and is_separable(terms[0]) and self.dtype == torch.float32:
@@ -69,16 +71,23 @@ class Head:
             self.columns = made if float(lost) <= ALLOWED else None
 
     @cached_property
-    def q(self) -> Tensor:
-        return self.order(self.queries)
+    def is_full(self) -> bool:
+        """Whether no tile of queries has an empty slot."""
+        return bool((self.rows.index >= 0).all())
 
-    def order(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+    def without_columns(self) -> Head:
+        """The same head with scores formed from D."""
+        self.columns = None
+        self.__dict__.pop("wide_keys", None)
+        return self
+
+    def order(self, x: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
         """Queries in tiles, or in some of them: (Q, s, ...). Empty slots repeat the first of their tile."""
-        return x[self.index if rows is None else self.index[rows]].to(self.dtype)
+        return x[self.index[rows]].to(self.dtype)
 
-    def order_keys(self, x: Tensor) -> Tensor:
-        """Keys in tiles: (T, s, ...). Empty slots hold some key."""
-        return x[self.key_index].to(self.dtype)
+    def order_keys(self, x: Tensor, tiles: Tensor | slice = slice(None)) -> Tensor:
+        """Keys in tiles, or in some of them: (T, s, ...). Empty slots hold some key."""
+        return x[self.key_index[tiles]].to(self.dtype)
 
     def bias(self, rows: Tensor, lists: Tensor) -> Tensor:
         """The terms of tiles of queries and their tiles of keys, -inf for what is hidden: (G, 1, s, L s)."""
@@ -110,31 +119,33 @@ class Head:
             bias = self.bias(rows, lists)[:, 0]
         else:
             phi = torch.stack([*self.key_columns(rows, lists), self.placed[lists].flatten(1)], 1)  # (G, e, L s)
-            bias = torch.bmm(self.query_columns(rows) * self.scale, phi)
+            bias = torch.bmm(self.query_columns[rows, :, :-1] * self.scale, phi)
             if self.mask is not None or not self.visible[lists].all():
                 bias.masked_fill_(~self.looks(rows, lists)[:, 0], -torch.inf)
-        return bias.baddbmm_(q, self.k[lists].flatten(1, 2).mT).logsumexp(-1)
+        return bias.baddbmm_(q, self.order_keys(self.k, lists).flatten(1, 2).mT).logsumexp(-1)
 
     def groups(self, needed: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Tiles of queries (G,) and what each needs (G, L), filled up with the empty tile.
 
-        needed (Q, T); width: numbers that a key takes in a group. The longest lists come first.
+        needed (Q, T); width: numbers that a key takes in a group. The longest lists come first. Each thread gets as
+        many tiles as the others.
         """
         counts, order = needed.sum(1).sort(dim=0, descending=True, stable=True)
         lengths, start, empty = counts.tolist(), 0, needed.shape[1] - 1
-        room = GROUP_BYTES * torch.get_num_threads()
+        places = torch.arange(needed.shape[1], device=needed.device)
         while start < len(lengths):
-            most = max(1, room // (lengths[start] * self.index.shape[1] * width * self.dtype.itemsize))
-            stop = min(start + most, len(lengths))
+            one = lengths[start] * self.key_index.shape[1] * width * self.dtype.itemsize
+            stop = min(start + torch.get_num_threads() * max(1, GROUP_BYTES // one), len(lengths))
             rows = order[start:stop]
-            first = (~needed[rows]).int().sort(dim=1, stable=True)[1][:, : lengths[start]]
-            yield rows, torch.where(needed[rows].gather(1, first), first, empty)
+            first = needed[rows].byte().sort(dim=1, descending=True, stable=True)[1][:, : lengths[start]]
+            yield rows, torch.where(places[: lengths[start]] < counts[start:stop, None], first, empty)
             start = stop
 
-    def query_columns(self, rows: Tensor | slice) -> Tensor:
-        """The positional columns of tiles of queries: (G, s, e)."""
+    @cached_property
+    def query_columns(self) -> Tensor:
+        """The positional columns of queries, and 1 for the column that hides empty slots: (Q, s, e + 1)."""
         assert self.columns is not None
-        return (self.c[0][rows][..., None, :] @ self.columns.T[rows])[..., 0, :]
+        return F.pad((self.c[0][..., None, :] @ self.columns.T)[..., 0, :], (0, 1), value=1.0)
 
     def key_columns(self, rows: Tensor, lists: Tensor) -> list[Tensor]:
         """The positional columns of keys about the middle of each tile of queries: e - 1 tensors (G, L s).
@@ -160,55 +171,54 @@ class Head:
 
     @property
     def width(self) -> int:
-        """The width of queries, keys and values: PyTorch wants one, and a multiple of 8.
+        """The width of queries and keys: their own, positional columns, and a column that hides empty slots."""
+        return self.k.shape[-1] + (0 if self.columns is None else len(self.columns.features) + 1)
 
-        Queries and keys have positional columns after their own, and one more that hides empty slots.
-        """
-        e = 0 if self.columns is None else len(self.columns.features)
-        return -(-max(self.k.shape[-1] + e + 1, self.v.shape[-1]) // 8) * 8
+    def wide_queries(self, rows: Tensor) -> Tensor:
+        """Tiles of queries with their columns: (G, s, width)."""
+        q = self.order(self.q, rows)
+        return q if self.columns is None else torch.cat([q, self.query_columns[rows]], -1)
 
     @cached_property
-    def widened(self) -> tuple[Tensor, Tensor]:
-        """Queries (Q, s, width), and values beside keys (T, s, w + width).
-
-        Values are read with the first numbers of their keys up to the width, so that less has to be gathered; what
-        these give is cut off.
-        """
-        e = 0 if self.columns is None else len(self.columns.features)
-        h, w, width = self.q.shape[-1], self.v.shape[-1], self.width
-        q, kv = (x.new_zeros(*x.shape[:2], n) for x, n in ((self.q, width), (self.k, w + width)))
-        q[..., :h], kv[..., :w], kv[..., w : w + h] = self.q, self.order_keys(self.v), self.k
+    def wide_keys(self) -> Tensor:
+        """Values beside keys and room for their columns, of which the last two are there: (T, s, w + width)."""
+        h, w = self.k.shape[-1], self.v.shape[-1]
+        kv = torch.empty(*self.key_index.shape, w + self.width, dtype=self.dtype, device=self.k.device)
+        kv[..., :w], kv[..., w : w + h] = self.v[self.key_index], self.k[self.key_index]
         if self.columns is not None:
-            q[..., h : h + e] = self.query_columns(slice(None))
-            q[..., h + e] = 1.0
-            kv[..., w + h + e - 1] = self.placed
-            kv[..., w + h + e].masked_fill_(~self.visible, HIDDEN)
-        return q, kv
+            kv[..., -2] = self.placed
+            kv[..., -1] = torch.where(self.visible, 0.0, HIDDEN)
+        return kv
 
-    def gathered(self, kv: Tensor, rows: Tensor, lists: Tensor, room: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values (G, 1, L s, width) of lists, and what is added to the scores (G, 1, s, L s), if anything.
+    def attention(self, rows: Tensor, lists: Tensor, room: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Weights (G, s, L s) of tiles of queries and their lists; wide queries, keys and values, (G, s or L s, ...).
 
-        room: memory to gather in, of any size, because fresh memory takes as long as the rest.
+        room: memory of any size for keys, values and weights, because fresh memory takes as long as the rest.
         """
-        if room.numel() < lists.numel() * kv[0].numel():
+        kv, w = self.wide_keys, self.v.shape[-1]
+        shape = len(rows), self.index.shape[1], lists.shape[1] * kv.shape[1]
+        both, scores = lists.numel() * kv[0].numel(), prod(shape)
+        if room.numel() < both + scores:
             room.untyped_storage().resize_(0)  # else old and new are there at one time
-            room.resize_(lists.numel() * kv[0].numel())
-        x = room[: lists.numel() * kv[0].numel()].view(lists.numel(), -1)
-        x = torch.index_select(kv.flatten(1), 0, lists.flatten(), out=x).view(len(rows), 1, -1, kv.shape[-1])
-        bias, w = None, self.v.shape[-1]
+            room.resize_(max(both + scores, GROUP_BYTES * torch.get_num_threads() // room.itemsize))  # for most groups
+        x, into = room[:both].view(lists.numel(), -1), room[both : both + scores].view(shape)
+        x = torch.index_select(kv.flatten(1), 0, lists.flatten(), out=x).view(shape[0], shape[2], -1)
+        q, k, v = self.wide_queries(rows), x[..., w:], x[..., :w]
         if self.columns is None:
-            bias = self.bias(rows, lists)
+            torch.baddbmm(self.bias(rows, lists)[:, 0], q, k.mT, alpha=self.scale, out=into)
+            return torch.softmax(into, -1, out=into), q, k, v
+        k[..., self.k.shape[-1] : -2] = torch.stack(self.key_columns(rows, lists), -1)
+        torch.baddbmm(into, q, k.mT, beta=0, alpha=self.scale, out=into)
+        if self.mask is None:  # no weight below 1e-37: numbers that small take many times as long
+            torch.maximum(into, into.amax(-1, keepdim=True).sub_(85.0), out=into)
         else:
-            if self.mask is not None:
-                bias = self.k.new_zeros(()).masked_fill(~self.looks(rows, lists), -torch.inf)
-            for column, made in enumerate(self.key_columns(rows, lists), w + self.k.shape[-1]):
-                x[:, 0, :, column] = made
-        return x[..., w:], x[..., : self.width], bias
+            into.masked_fill_(~self.looks(rows, lists)[:, 0], -torch.inf)
+        return torch.softmax(into, -1, out=into), q, k, v
 
     def numbers(self) -> int:
         """How many numbers a key takes in a group, the widest tensors counted."""
-        wide = self.width + self.v.shape[-1]
-        return wide if self.columns else wide + self.index.shape[1] * (3 + sum(len(t.exponents) for t in self.terms))
+        wide, s = self.width + self.v.shape[-1], self.index.shape[1]
+        return wide + s * (1 if self.columns else 4 + sum(len(t.exponents) for t in self.terms))
 
 
 def needed(heads: Sequence[Head], rows: Tensor, tolerance: float, weighted: bool) -> Tensor:
@@ -223,9 +233,9 @@ def needed(heads: Sequence[Head], rows: Tensor, tolerance: float, weighted: bool
     tiled = (rows < first.rows.compact).nonzero()[:, 0]
     if not compact or not len(tiled):
         return out
-    k = torch.stack([x.k[:compact] for x in heads]) if len(heads) > 1 else first.k[None, :compact]
-    keys = sparse.Keys.of(first.key_tiles, k, first.visible[:compact])
-    on_cpu = k.device.type == "cpu"  # elsewhere few large operations are faster, even if they do more
+    tiles = slice(compact)
+    keys = sparse.Keys.of(first.key_tiles, (x.order_keys(x.k, tiles) for x in heads), first.visible[tiles])
+    on_cpu = first.k.device.type == "cpu"  # elsewhere few large operations are faster, even if they do more
     many = on_cpu and compact % sparse.COARSE == 0 and compact > 4 * sparse.COARSE
     coarse = keys.merged(sparse.COARSE) if many else None
     # Tiles that are neighbours need about the same. Without coarse tiles there is no such reason for small blocks.
@@ -243,7 +253,7 @@ def _needed(
     form = sparse.form(first.terms, [c * x for c, x in zip(coefficients, first.factors, strict=True)])
     middle, at = first.rows.middle[rows], first.rows.at[rows]
     x = middle[:, None] - torch.where(at.isnan(), at[:, :1], at)  # empty slots repeat the first query
-    q = torch.stack([head.order(head.queries, rows) for head in heads]) * first.scale
+    q = torch.stack([head.order(head.q, rows) for head in heads]) * first.scale
     queries = sparse.Queries(q, x.to(first.dtype), middle, form)
 
     def floor(anchor: Tensor, far: Tensor) -> Tensor:
@@ -251,7 +261,7 @@ def _needed(
         longest = (keys.centroid.norm(dim=-1) + keys.radius).gather(1, anchor[..., 0])[..., None]
         loose = slice(first.keys.compact, len(first.keys.index) - 1)
         if loose.start < loose.stop:
-            norms = torch.stack([head.k[loose].norm(dim=-1).amax() for head in heads])
+            norms = torch.stack([head.order_keys(head.k, loose).norm(dim=-1).amax() for head in heads])
             longest = torch.maximum(longest, norms[:, None, None])
         size = queries.curve * far.square() + queries.steep * far + queries.length * longest
         sums = torch.stack([head.floor(rows, y, z) for head, y, z in zip(heads, q, anchor, strict=True)])

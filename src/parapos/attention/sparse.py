@@ -100,17 +100,14 @@ class Keys(NamedTuple):
     count: Tensor  # type: ignore[assignment]  # (T,)
 
     @classmethod
-    def of(cls, tiles: Tiling, k: Tensor, visible: Tensor) -> Keys:
-        """k (A, T, s, h) and visible (T, s) in the order of the tiles; keys that nobody sees do not count."""
-        count = visible.sum(1)
-        if visible.all():
-            centroid = k.mean(2)
-            radius = (k - centroid[:, :, None]).norm(dim=-1).amax(2)
-        else:
-            some = visible[..., None]
-            centroid = torch.where(some, k, 0.0).sum(2) / count.clamp(min=1)[:, None]
-            radius = torch.where(some, k - centroid[:, :, None], 0.0).norm(dim=-1).amax(2)
-        return cls(tiles.low, tiles.high, centroid, radius, count)
+    def of(cls, tiles: Tiling, heads: Iterable[Tensor], visible: Tensor) -> Keys:
+        """Of keys (T, s, h) of each head, and which of them somebody sees (T, s): the others do not count."""
+        count, centroids, radii = visible.sum(1), [], []
+        for k in heads:
+            k = k if visible.all() else torch.where(visible[..., None], k, 0.0)
+            centroids.append(k.sum(1) / count.clamp(min=1)[:, None])
+            radii.append(torch.where(visible, (k - centroids[-1][:, None]).norm(dim=-1), 0.0).amax(1))
+        return cls(tiles.low, tiles.high, torch.stack(centroids), torch.stack(radii), count)
 
     def merged(self, size: int) -> Keys:
         """Runs of `size` tiles as one."""
@@ -142,20 +139,31 @@ class Queries:
     y'My + b.y + a.
 
     q (A, Q, s, h), times the scale of the scores; x (Q, s, p): the middle minus the positions; middle (Q, p) in
-    float64; form of (A, Q, s).
+    float64; form of (A, Q, s). Coordinates come first here: operations run over long rows.
     """
 
     def __init__(self, q: Tensor, x: Tensor, middle: Tensor, form: Form) -> None:
-        self.q, self.middle, self.p, self.form = q, middle, x.shape[-1], form
-        axes = range(self.p)
-        self.x, self.g, m = _planes(x), _planes(form.g), _planes(form.M, 2)
-        self.M = [[m[u * self.p + v] for v in axes] for u in axes]
-        half = [_sum(self.M[u][v] * self.x[v] for v in axes) for u in axes]
-        self.b = [self.g[u] + 2 * half[u] for u in axes]
-        self.a = _sum((half[u] + self.g[u]) * self.x[u] for u in axes)
-        self.length, self.curve = q.norm(dim=-1), _sum(y.abs() for y in m)
-        self.steep = _sum(y.abs() for y in self.g) + form.c.abs()
-        self.reach = _sum(y.abs().amax(-1, keepdim=True).square() for y in self.x).sqrt()  # (Q, 1): |x| at most
+        self.q, self.middle, self.p, self.c = q, middle, x.shape[-1], form.c
+        self.has_distance = bool(form.c.any())
+        x = x.movedim(-1, 0)[:, None].contiguous()  # (p, 1, Q, s)
+        M, g = form.M.movedim((-2, -1), (0, 1)).contiguous(), form.g.movedim(-1, 0).contiguous()
+        half = (M * x).sum(1)
+        b = g + 2 * half
+        self.a, self.length, self.curve = ((half + g) * x).sum(0), q.norm(dim=-1), M.abs().sum((0, 1))
+        self.steep, self.x = g.abs().sum(0) + form.c.abs(), x
+        self.reach = x[:, 0].abs().amax(-1, keepdim=True).square().sum(0).sqrt()  # (Q, 1): |x| at most
+        self.gradient = torch.cat([b[:, None], 2 * M], 1).movedim(1, -1).flatten(1, 2)  # (p, A Q, s, 1 + p), of 1 and y
+        self.mean_M, self.mean_b, self.mean_q = M.mean(-1, keepdim=True), b.mean(-1, keepdim=True), q.mean(2)
+        factors = [M[u, v] for u, v in self.products]
+        factors += [*b, positive_part(form.M), self.curve, self.steep, self.length]
+        if self.has_distance:
+            factors += [form.c.clamp(min=0), form.c.clamp(max=0), *(form.c.clamp(max=0) * x)]
+        self.factors = torch.stack([y.expand(q.shape[:3]) for y in factors]).movedim(0, -1).flatten(0, 1)  # (A Q, s, F)
+
+    @property
+    def products(self) -> list[tuple[int, int]]:
+        """Pairs of coordinates, each once."""
+        return [(u, v) for u in range(self.p) for v in range(u, self.p)]
 
     @property
     def rounding(self) -> float:
@@ -166,30 +174,33 @@ class Queries:
 class Pairs:
     """What the bound takes of pairs of tiles: positions of keys about the middle of each tile of queries.
 
-    Lists of p coordinates: low and high (Q, T), the boxes of the keys; near (Q, T), what is nearest to the middle; peak
-    (A, Q, T), where the mean form of the queries is about largest. far (Q, T): at least |D|; score (A, Q, T): the mean
-    score at the peak.
+    low and high (p, Q, T): the boxes of the keys; near (p, Q, T): what is nearest to the middle; peak (p, A, Q, T):
+    where the mean form of the queries is about largest. far (Q, T): at least |D|; score (A, Q, T): the mean score at
+    the peak.
     """
 
     def __init__(self, queries: Queries, keys: Keys) -> None:
-        axes = range(queries.p)
-        edges = [[(e[None, :, u] - queries.middle[:, None, u]).to(queries.q.dtype) for u in axes] for e in keys[:2]]
+        edges = ((e.mT[:, None] - queries.middle.mT[:, :, None]).to(queries.q.dtype) for e in keys[:2])
         self.low, self.high = edges
-        self.far = _sum(torch.maximum(-x, y).square() for x, y in zip(*edges, strict=True)).sqrt_() + queries.reach
-        M = [[y.mean(-1, keepdim=True) for y in row] for row in queries.M]
-        b = [y.mean(-1, keepdim=True) for y in queries.b]
-        self.near = [torch.zeros_like(x).clamp(x, y) for x, y in zip(*edges, strict=True)]  # to the middle
-        self.peak = list(self.near)
+        self.far = torch.maximum(-self.low, self.high).square().sum(0).sqrt_() + queries.reach
+        self.near = torch.zeros_like(self.low).clamp(self.low, self.high)
+        M, b, axes = queries.mean_M, queries.mean_b, range(queries.p)
+        y = list(self.near)
         for u in (*axes, *axes):  # towards the maximum, one coordinate after another; the bound holds for any point
-            down = torch.where(M[u][u] < 0, -0.5 / M[u][u], 0.0)
-            others = _sum([b[u], *(2 * M[u][v] * self.peak[v] for v in axes if v != u)])
-            self.peak[u] = (others * down).clamp(self.low[u], self.high[u])
-        y = self.peak
-        value = [_sum([b[u], *(M[u][v] * y[v] for v in axes)]) * y[u] for u in axes]
-        self.distance = _sum(z.square() for z in self.near).sqrt()
-        self.score = torch.baddbmm(_sum(value), queries.q.mean(2), keys.centroid.mT)
-        self.score += queries.form.c.mean(-1, keepdim=True) * self.distance
+            others = _sum([b[u], *(2 * M[u, v] * y[v] for v in axes if v != u)])
+            down = torch.where(M[u, u] < 0, -0.5 / M[u, u], 0.0)
+            y[u] = (others * down).clamp(self.low[u], self.high[u])
+        self.peak = torch.stack(y)
+        self.score = ((b + (M * self.peak).sum(1)) * self.peak).sum(0)
+        self.score.baddbmm_(queries.mean_q, keys.centroid.mT)
+        if queries.has_distance:
+            self.score += queries.c.mean(-1, keepdim=True) * self.distance
         self.score.masked_fill_(keys.count == 0, -math.inf)
+
+    @property
+    def distance(self) -> Tensor:
+        """From the middle of the queries to what is nearest: (Q, T)."""
+        return self.near.square().sum(0).sqrt()
 
 
 def log_weights(queries: Queries, floor: Tensor, keys: Keys, pairs: Pairs, weighted: bool) -> Tensor:
@@ -198,33 +209,26 @@ def log_weights(queries: Queries, floor: Tensor, keys: Keys, pairs: Pairs, weigh
     floor (A, Q, s): at most the log-sum-exp of each row. weighted: times 1 + max |D|^2. All but the positive parts of
     the gradient are sums of products of what a query has and what a pair of tiles has, which are matrix products.
     """
-    axes, eps, q, c = range(queries.p), queries.rounding, queries.q, queries.form.c
-    M, b, y, far = queries.M, queries.b, pairs.peak, pairs.far
-    below = [pairs.low[u] - y[u] for u in axes]
+    eps, q, y, far, shape = queries.rounding, queries.q, pairs.peak, pairs.far, queries.q.shape[:3]
+    below = pairs.low[:, None] - y
     # At the peak and, for each axis, at the lower end of the box; the way up to the higher end follows.
-    products = [(M[u][v], y[u] * (y[v] + 2 * below[v])) for u in axes for v in axes]
-    products += [(b[u], y[u] + below[u]) for u in axes]
-    start = queries.a - floor + eps * floor.abs().nan_to_num(posinf=0.0)
-    reach = _sum(torch.maximum(pairs.high[u] - y[u], -below[u]).square() for u in axes)
-    products += [(start, torch.ones_like(far)), (positive_part(queries.form.M), reach)]
-    products += [(queries.curve, eps * far.square()), (queries.steep, eps * far)]
-    if c.any():  # |D| >= unit.D, a plane that touches it
-        unit = [x / pairs.distance.clamp(min=torch.finfo(q.dtype).tiny) for x in pairs.near]
-        least = _sum(torch.minimum(unit[u] * pairs.low[u], unit[u] * pairs.high[u]) for u in axes)
-        products += [(c.clamp(max=0), least), (c.clamp(min=0), far)]
-        products += [(c.clamp(max=0) * queries.x[u], unit[u]) for u in axes]
+    end, twice = y + below, y + 2 * below
+    factors = [y[u] * twice[u] if u == v else y[u] * twice[v] + y[v] * twice[u] for u, v in queries.products]
+    reach = torch.maximum(pairs.high[:, None] - y, -below).square().sum(0)
     spread = keys.radius + eps * (keys.centroid.norm(dim=-1) + keys.radius)
-    products.append((queries.length, spread[:, None]))
-    shape, pair_shape = q.shape[:3], y[0].shape
-    of_query = torch.stack([z.expand(shape) for z, _ in products], -1).flatten(0, 1)
-    of_pair = torch.stack([z.expand(pair_shape) for _, z in products], 2).flatten(0, 1)
-    bound = torch.bmm(q.flatten(1, 2), keys.centroid.mT).view(len(of_query), shape[2], -1).baddbmm_(of_query, of_pair)
-    at, gradient = torch.stack([torch.ones_like(y[0]), *y], 2).flatten(0, 1), torch.empty_like(bound)
-    for u in axes:
-        of_query = torch.stack([b[u], *(2 * M[u][v] for v in axes)], -1).flatten(0, 1)
+    factors += [*end, reach, eps * far.square(), eps * far, spread[:, None]]
+    if queries.has_distance:  # |D| >= unit.D, a plane that touches it
+        unit = pairs.near / pairs.distance.clamp(min=torch.finfo(q.dtype).tiny)
+        factors += [far, torch.minimum(unit * pairs.low, unit * pairs.high).sum(0), *unit]
+    of_pair = torch.stack([z.expand(y.shape[1:]) for z in factors], 2).flatten(0, 1)
+    start = (queries.a - floor + eps * floor.abs().nan_to_num(posinf=0.0)).flatten(1)[..., None]
+    bound = torch.baddbmm(start, q.flatten(1, 2), keys.centroid.mT).view(*queries.factors.shape[:2], -1)
+    bound.baddbmm_(queries.factors, of_pair)
+    at = torch.cat([torch.ones_like(y[:1]), y]).movedim(0, 2).flatten(0, 1)  # (A Q, 1 + p, T)
+    gradient = torch.empty_like(bound)
+    for of_query, side in zip(queries.gradient, pairs.high - pairs.low, strict=True):
         torch.bmm(of_query, at, out=gradient).clamp_(min=0.0)
-        side = (pairs.high[u] - pairs.low[u])[:, None]  # (Q, 1, T)
-        bound.view(*shape, -1).addcmul_(gradient.view(*shape, -1), side)
+        bound.view(*shape, -1).addcmul_(gradient.view(*shape, -1), side[:, None])
     logs = bound.view(*shape, -1).amax(2).nan_to_num_(nan=math.inf) + keys.count.log().to(q.dtype)
     logs = logs + torch.log1p(far.square()) if weighted else logs
     return logs.masked_fill(keys.count == 0, -math.inf)

@@ -1,10 +1,10 @@
 """Attention over lists of tiles: each tile of queries looks at the tiles of keys that sparse.py says it needs.
 
 One head of one sample at a time, its tokens in the order of the tiles. Tiles of queries that need about as many tiles
-of keys form a group. Their keys and values are gathered tile by tile, and PyTorch's fused attention runs the group as a
-batch. Terms of degree two are columns, centred in each tile of queries; other terms, and forms so steep that columns
-would lose digits, are formed from D. The backward pass visits the same lists. A query is in one tile only, so no
-softmax is merged.
+of keys form a group. Their keys and values are gathered tile by tile, and the group runs as batched products, which
+take less time than PyTorch's fused attention for so few queries. Terms of degree two are columns, centred in each tile
+of queries; other terms, and forms so steep that columns would lose digits, are formed from D. The backward pass visits
+the same lists. A query is in one tile only, so no softmax is merged.
 n queries, N keys, h query/key size, w value size, p position dims, f functions, e columns; Q tiles of queries, T tiles
 of keys, s slots of a tile, G tiles of queries in a group, L tiles of keys that each of them visits.
 """
@@ -34,95 +34,64 @@ from .tiling import TILE, tilings
 # The share of tiles is estimated from one head of so many, at most so many heads, and tiles of queries of each.
 SAMPLED = (4, 3, 4)
 PROBES = 16  # queries that tell whether a form looks everywhere
-COPY_BYTES = 2**20  # keys in the order of tiles, of heads that are bounded at one time
-
-flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def forward(head: Head, needed: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of a head over the tiles it needs, and the log-sum-exp of its rows: (Q, s, w) and (Q, s)."""
-    q, kv = head.widened
-    out, lse = q.new_empty(*q.shape[:2], head.v.shape[-1]), q.new_empty(q.shape[:2])
+def forward(head: Head, needed: Tensor, room: Tensor, out: Tensor) -> None:
+    """Attention of a head over the tiles it needs, written to out (n, w)."""
     for rows, lists in head.groups(needed, head.numbers()):
-        k, v, bias = head.gathered(kv, rows, lists, room)
-        y, log_sum = flash(q[rows][:, None], k, v, attn_mask=bias, scale=head.scale)
-        out[rows], lse[rows] = y[:, 0, :, : out.shape[-1]], log_sum[:, 0]
-    return out, lse
+        weights, _, _, values = head.attention(rows, lists, room)
+        y, index = torch.bmm(weights, values), head.rows.index[rows]
+        if head.is_full:
+            out[index.flatten()] = y.flatten(0, 1).to(out.dtype)
+        else:
+            _scatter(out, index, y)
 
 
-def backward(head: Head, needed: Tensor, lse: Tensor, dout: Tensor, out: Tensor, room: Tensor) -> list[Tensor]:
-    """Gradients of q (Q, s, h), k (T, s, h), v (T, s, w) and coefficients (Q, s, f); dout and out are (n, w).
+def backward(head: Head, needed: Tensor, dout: Tensor, room: Tensor) -> list[Tensor]:
+    """Gradients of q (Q, s, h), k (T, s, h), v (T, s, w) and coefficients (Q, s, f); dout is (n, w).
 
     Visits the tiles of the forward pass.
     """
     dy = head.order(dout).masked_fill(head.rows.index[..., None] < 0, 0.0)
-    if head.columns is not None:
-        grads = _columns_backward(head, needed, lse, dy, head.order(out), room)
-        norms = torch.linalg.vector_norm(dy, dim=-1) * torch.linalg.vector_norm(head.v, dim=-1, dtype=head.dtype).amax()
-        lost = torch.linalg.vector_norm(norms[..., None] * head.columns.bound[:, None])
-        if bool(lost * head.scale * GRADIENT_ROUNDING <= ALLOWED * torch.linalg.vector_norm(grads[3])):
-            return grads
-        head.columns = None  # and as wide as before
-    return _backward_from_d(head, needed, dy)
-
-
-def _columns_backward(head: Head, needed: Tensor, lse: Tensor, dy: Tensor, y: Tensor, room: Tensor) -> list[Tensor]:
-    assert head.columns is not None
-    (q, kv), h, w = head.widened, head.q.shape[-1], head.v.shape[-1]
-    e, width = len(head.columns.features), q.shape[-1]
-    dy, y = (torch.nn.functional.pad(x, (0, width - w)) for x in (dy, y))
-    dq, dkv = torch.empty_like(q), kv.new_zeros(*kv.shape[:2], h + w)
-    for rows, lists in head.groups(needed, 3 * head.numbers()):
-        k, v, bias = head.gathered(kv, rows, lists, room)
-        args = (dy[rows][:, None], q[rows][:, None], k, v, y[rows][:, None], lse[rows][:, None])
-        gq, gk, gv = flash_backward(*args, 0.0, False, attn_mask=bias, scale=head.scale)
-        dq[rows] = gq[:, 0]
-        both = torch.cat([gk[:, 0, :, :h], gv[:, 0, :, :w]], -1)
-        dkv.flatten(1).index_add_(0, lists.flatten(), both.view(lists.numel(), -1))
-    dc = (dq[..., None, h : h + e] @ head.columns.T.mT)[..., 0, :]
-    return [dq[..., :h], dkv[..., :h], dkv[..., h:], dc]
-
-
-def _backward_from_d(head: Head, needed: Tensor, dy: Tensor) -> list[Tensor]:
-    q, k, v, scale = head.q, head.k, head.order_keys(head.v), head.scale
-    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    (h, w), scale, columns = (head.k.shape[-1], head.v.shape[-1]), head.scale, head.columns
+    dq, dkv = dy.new_empty(*dy.shape[:2], h), dy.new_zeros(*head.key_index.shape, h + w)
     dc = [torch.empty_like(c) for c in head.c]
-    for rows, lists in head.groups(needed, head.numbers()):
-        keys, values = (x[lists].flatten(1, 2) for x in (k, v))
-        scores = torch.baddbmm(head.bias(rows, lists)[:, 0], q[rows], keys.mT, alpha=scale)
-        weights = torch.softmax(scores, -1)
-        ds = torch.ops.aten._softmax_backward_data(dy[rows] @ values.mT, weights, -1, head.dtype)
-        dq[rows] = ds @ keys * scale
-        for into, more in ((dk, ds.mT @ q[rows] * scale), (dv, weights.mT @ dy[rows])):
-            into.flatten(1).index_add_(0, lists.flatten(), more.view(lists.numel(), -1))
+    for rows, lists in head.groups(needed, 2 * head.numbers()):
+        weights, q, k, v = head.attention(rows, lists, room)
+        dv, ds = weights.mT @ dy[rows], dy[rows] @ v.mT
+        torch.ops.aten._softmax_backward_data.out(ds, weights, -1, head.dtype, grad_input=ds)
+        both = torch.cat([ds.mT @ q[..., :h] * scale, dv], -1)
+        dkv.flatten(1).index_add_(0, lists.flatten(), both.view(lists.numel(), -1))
+        dx = ds @ k * scale
+        dq[rows] = dx[..., :h]
+        if columns is not None:
+            dc[0][rows] = (dx[..., None, h:-1] @ columns.T[rows].mT)[..., 0, :]
+            continue
         to = head.keys.at[lists].flatten(1, 2)
         for term, grad, factor in zip(head.terms, dc, head.factors, strict=True):
             basis = functions(head.rows.at[rows], to, term.exponents, head.dtype)
             grad[rows] = project(ds[:, None], basis, grad[rows][:, None])[:, 0] * factor
-    return [dq, dk, dv, *dc]
+    if columns is not None:
+        norms = torch.linalg.vector_norm(dy, dim=-1) * torch.linalg.vector_norm(head.v, dim=-1, dtype=head.dtype).amax()
+        lost = torch.linalg.vector_norm(norms[..., None] * columns.bound[:, None])
+        if not bool(lost * scale * GRADIENT_ROUNDING <= ALLOWED * torch.linalg.vector_norm(dc[0])):
+            return backward(head.without_columns(), needed, dout, room)
+    return [dq, dkv[..., :h], dkv[..., h:], *dc]
 
 
 def _scatter(into: Tensor, index: Tensor, tiles: Tensor) -> None:
     """Writes tiles (tiles, s, ...) to the tokens that index (tiles, s) names."""
     real = index >= 0
-    if real.all():
-        into[index.flatten()] = tiles.flatten(0, 1).to(into.dtype)
-    else:
-        into[index[real]] = tiles[real].to(into.dtype)
+    into[index[real]] = tiles[real].to(into.dtype)
 
 
 def together(call: Call) -> list[range]:
-    """Heads that are bounded at one time.
-
-    They have to see the same keys, their bounds have to fit in BLOCK and their keys, which are copied, in COPY_BYTES.
-    """
-    copies = COPY_BYTES // (call.k.shape[2] * call.k.shape[3] * wide_type(call.q).itemsize)
+    """Heads that are bounded at one time: they have to see the same keys, and their bounds have to fit in BLOCK."""
     heads, count = call.q.shape[1], -(-call.k.shape[2] // TILE)
     many = count > 4 * sparse.COARSE  # few tiles of queries at a time, and of keys those of coarse tiles
-    pairs = sparse.COARSE * TILE * count // 2 if many else call.q.shape[2] * count
+    pairs = sparse.COARSE * TILE * 4 * sparse.COARSE if many else call.q.shape[2] * count
     alike = call.mask is None or call.mask.shape[1] == 1
-    count = max(1, min(heads, copies, BLOCK // max(pairs, 1))) if alike else 1
+    count = max(1, min(heads, BLOCK // max(pairs, 1))) if alike else 1
     return [range(h, min(h + count, heads)) for h in range(0, heads, count)]
 
 
@@ -137,18 +106,17 @@ class _Attention(torch.autograd.Function):
             rows = torch.arange(len(made[0].index))
             for h, needed in zip(heads, needed_by(made, rows, call.tolerance, weighted), strict=True):
                 head = made.pop(0)  # its wide tensors go before those of the next are made
-                y, lse = forward(head, needed, room)
-                _scatter(out[b, h], head.rows.index, y)
-                visits.append((needed, lse))
-                del head, y
+                forward(head, needed, room, out[b, h])
+                visits += [needed] if weighted else []
+                del head
         ctx.call, ctx.terms, ctx.visits = call, terms, visits
-        ctx.save_for_backward(out, *coefficients)
+        ctx.save_for_backward(*coefficients)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
-        out, *coefficients = ctx.saved_tensors
+        coefficients = ctx.saved_tensors
         call, visits = ctx.call, iter(ctx.visits)
         room = torch.empty(0, dtype=wide_type(call.q))
         dq, dk, dv = (empty_heads(x) for x in (call.q, call.k, call.v))
@@ -156,8 +124,7 @@ class _Attention(torch.autograd.Function):
         with no_autocast(dout.device):
             for b, h in product(range(len(dq)), range(dq.shape[1])):
                 head = Head(call, ctx.terms, coefficients, b, h)
-                needed, lse = next(visits)
-                gq, gk, gv, *gc = backward(head, needed, lse, dout[b, h], out[b, h], room)
+                gq, gk, gv, *gc = backward(head, next(visits), dout[b, h], room)
                 _scatter(dq[b, h], head.rows.index, gq)
                 for into, tiles in ((dk, gk), (dv, gv)):
                     into[b, h].zero_()  # a key that nobody may see is in no tile
@@ -202,14 +169,15 @@ def share(
     call: Call,
     terms: Sequence[Relative],
     coefficients: Sequence[Tensor],
+    weighted: bool,
     sampled: tuple[int, int, int] | None = None,
 ) -> float:
-    """The share of pairs of tiles that a call needs. sampled: estimated as SAMPLED says."""
+    """The share of pairs of tiles that a call needs, for training if weighted. sampled: estimated as SAMPLED says."""
     visited, pairs, heads = 0, 0, prod(call.q.shape[:2])
     for head_index in sparse.spread(heads, sampled and min(-(-heads // sampled[0]), sampled[1])):
         head = Head(call, terms, coefficients, *divmod(head_index, call.q.shape[1]))
         rows = torch.tensor(sparse.spread(len(head.index), sampled and sampled[2]), device=call.q.device)
-        needed = head.needed(rows, call.tolerance, call.needs_grad)
+        needed = head.needed(rows, call.tolerance, weighted)
         visited, pairs = visited + int(needed.sum()), pairs + needed[:, 1:].numel()
     return visited / max(pairs, 1)
 
@@ -237,7 +205,7 @@ def is_worth_it(call: Call, terms: Sequence[Relative], coefficients: Sequence[Te
     """Whether tiles are expected to be faster than dense attention."""
     if looks_everywhere(call, terms, coefficients):
         return False
-    return sparse.cost(call, share(call, terms, coefficients, SAMPLED)) < 1.0
+    return sparse.cost(call, share(call, terms, coefficients, call.needs_grad, SAMPLED)) < 1.0
 
 
 def chosen(call: Call) -> tuple[tuple[Relative, ...], list[Tensor]] | None:
@@ -253,7 +221,7 @@ def describe(call: Call) -> str | None:
     """What `attention` would do, in words; None where it would do nothing."""
     if (made := chosen(call)) is None:
         return None
-    needed = share(call, *made)
+    needed = share(call, *made, call.needs_grad)
     where = "columns centred in each tile" if Head(call, *made, 0, 0).columns else "scores formed from D"
     gain = f"about {sparse.cost(call, needed):.2f} of the time of all tiles"
     return f"{call.names} over the {needed:.1%} of tiles that may have weight, {where}; expected: {gain}"

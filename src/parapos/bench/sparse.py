@@ -24,11 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..analysis.tiles import DEFAULT, calls, inputs, larger, needed
-from ..attention import attend
+from ..attention import attend, tiles
 from ..attention.kernels import Call
+from ..attention.sparse import spread
 from ..blocks import Attention
 from ..experiments import tables
 from ..experiments.tables_spec import Column, Row, Table
+from ..tracing import hooked
 from ..training import checkpoint, fit, recipe, rows
 from . import measure
 
@@ -97,24 +99,19 @@ class Subject:
         return self.recipe.dataset("test", **larger(self.recipe, factor))
 
 
-def chosen(count: int, most: int) -> list[int]:
-    """At most so many of 0..count - 1, evenly spread, for test sets are sorted by class."""
-    most = min(count, most)
-    return [(2 * i + 1) * count // (2 * most) for i in range(most)]
-
-
 def share(call: Call, tolerance: float) -> float:
     """The share of pairs of tiles that a call needs."""
     heads = needed(replace(call, tolerance=tolerance))
     return statistics.fmean(float(head.needed.float().mean()) for head in heads)
 
 
+@torch.no_grad()
 def shares(subject: Subject, factor: int) -> tuple[int, dict[str, float]]:
     """Of each layer, mean over samples and heads."""
     model, data = subject.model(), subject.dataset(factor)
     found: dict[str, list[float]] = {}
     tokens = []
-    for index in chosen(len(data), LOOKED_AT):
+    for index in spread(len(data), LOOKED_AT):
         layers = calls(model, inputs(model, data[index]))
         tokens.append(layers[0].q.shape[2])
         for tolerance in TOLERANCES:
@@ -123,52 +120,62 @@ def shares(subject: Subject, factor: int) -> tuple[int, dict[str, float]]:
     return round(statistics.fmean(tokens)), {name: statistics.fmean(values) for name, values in found.items()}
 
 
-def logits(model: nn.Module, given: Sequence[Tensor], tolerance: float | None) -> Tensor:
+def _set_tolerance(model: nn.Module, tolerance: float | None) -> nn.Module:
     for module in model.modules():
         if isinstance(module, Attention):
             module.tolerance = tolerance
-    with torch.no_grad():
-        out: Tensor = model(*given)[0]
-    return out
+    return model
+
+
+@torch.no_grad()
+def answers(model: nn.Module, given: Sequence[Tensor]) -> tuple[Tensor, Tensor, bool, int]:
+    """Logits with every tile and with skipping, whether a layer skips at all, and the number of tokens.
+
+    A sample of which no layer skips anything is run once, for both ways are the same code then.
+    """
+    found: list[Tensor] = []
+    with hooked([model.register_forward_hook(lambda module, args, out: found.append(out[0]))]):
+        layers = calls(_set_tolerance(model, None), given)
+    sparse, skips = found[0], any(tiles.chosen(call) is not None for call in layers)
+    dense = _set_tolerance(model, 0.0)(*given)[0] if skips else sparse
+    return dense, sparse, skips, layers[0].q.shape[2]
 
 
 def predictions(subject: Subject, factor: int, samples: int) -> tuple[int, dict[str, float]]:
     """Of the same samples with and without skipping. changed: those whose two largest logits were more than CLOSE
     apart and whose prediction is another one."""
     model, data = subject.model(), subject.dataset(factor)
-    indices = chosen(len(data), samples)
-    right = dense_right = close = changed = 0
-    apart = 0.0
+    indices = spread(len(data), samples)  # evenly: test sets are sorted by class
+    counts = dict.fromkeys(("right", "right dense", "close", "changed", "skipping"), 0)
+    apart, tokens = 0.0, 0
     for index in indices:
         sample = data[index]
-        given = inputs(model, sample)
-        dense, sparse = (logits(model, given, tolerance) for tolerance in (0.0, None))
+        dense, sparse, skips, tokens = answers(model, inputs(model, sample))
         best, second = dense.topk(2).values.tolist()
         is_close = best - second <= CLOSE
-        close += is_close
-        changed += not is_close and int(dense.argmax()) != int(sparse.argmax())
-        right += int(sparse.argmax()) == sample["label"]
-        dense_right += int(dense.argmax()) == sample["label"]
+        counts["skipping"] += skips
+        counts["close"] += is_close
+        counts["changed"] += not is_close and int(dense.argmax()) != int(sparse.argmax())
+        counts["right"] += int(sparse.argmax()) == sample["label"]
+        counts["right dense"] += int(dense.argmax()) == sample["label"]
         apart = max(apart, float((dense - sparse).abs().max()))
-    tokens = calls(model, given)[0].q.shape[2]
-    values = {"samples": len(indices), "right": right, "right dense": dense_right, "close": close, "changed": changed}
-    return tokens, {**values, "logits apart": apart}
+    return tokens, {"samples": len(indices), **counts, "logits apart": apart}
 
 
 def _attention(case: str, layers: Sequence[Call]) -> None:
-    with torch.no_grad():
-        for call in layers:
-            if case == PLAIN:
-                F.scaled_dot_product_attention(call.q, call.k, call.v, scale=call.scale)
-            else:
-                tolerance = 0.0 if case == DENSE else None
-                attend(call.q, call.k, call.v, call.terms, scale=call.scale, strict=True, tolerance=tolerance)
+    for call in layers:
+        if case == PLAIN:
+            F.scaled_dot_product_attention(call.q, call.k, call.v, scale=call.scale)
+        else:
+            tolerance = 0.0 if case == DENSE else None
+            attend(call.q, call.k, call.v, call.terms, scale=call.scale, strict=True, tolerance=tolerance)
 
 
+@torch.no_grad()
 def times(subject: Subject, factor: int, seconds: float) -> tuple[int, dict[str, float]]:
     """Of all layers: plain attention, ours without skipping, and ours."""
     model, data = subject.model(), subject.dataset(factor)
-    layers = calls(model, inputs(model, data[chosen(len(data), 1)[0]]))
+    layers = calls(model, inputs(model, data[len(data) // 2]))
     work = {case: partial(_attention, case, layers) for case in (PLAIN, DENSE, OURS)}
     if factor < FACTORS[-1]:
         for call in work.values():
@@ -176,19 +183,20 @@ def times(subject: Subject, factor: int, seconds: float) -> tuple[int, dict[str,
     taken = measure.in_turn(work, partial(measure.timed, device="cpu"), seconds, ROUNDS)
     values = {"plain seconds": statistics.median(taken[PLAIN]), "sparse seconds": statistics.median(taken[OURS])}
     for case, name in ((OURS, "ratio"), (DENSE, "dense ratio")):
-        spread = measure.spread(taken[case], taken[PLAIN])
-        values |= {name: spread["ratio"], "rounds": spread["rounds"]}
+        ratios = measure.spread(taken[case], taken[PLAIN])
+        values |= {name: ratios["ratio"], "rounds": ratios["rounds"]}
     return layers[0].q.shape[2], values
 
 
+@torch.no_grad()
 def model_times(subject: Subject, factor: int, seconds: float) -> tuple[int, dict[str, float]]:
     """Of the whole model on one sample, as a ratio to the same model without an encoding."""
     data = subject.dataset(factor)
     without = replace(subject.recipe.model, encoding="none", init="").build({"num_classes": data.classes}).eval()
-    model, sample = subject.model(), data[chosen(len(data), 1)[0]]
+    model, sample = subject.model(), data[len(data) // 2]
     given = inputs(model, sample)
     tokens = calls(model, given)[0].q.shape[2]
-    work = {name: partial(logits, m, given, None) for name, m in ((PLAIN, without), (OURS, model))}
+    work = {name: partial(m, *given) for name, m in ((PLAIN, without), (OURS, model))}
     if factor < FACTORS[-1]:
         for call in work.values():
             call()
@@ -196,11 +204,12 @@ def model_times(subject: Subject, factor: int, seconds: float) -> tuple[int, dic
     return tokens, {"model ratio": measure.spread(taken[OURS], taken[PLAIN])["ratio"]}
 
 
+@torch.no_grad()
 def _peak(place: Path, factor: int, case: str) -> float:
     def prepare() -> Callable[[], object]:
         subject = Subject("", "", place)
         model, data = subject.model(), subject.dataset(factor)
-        return partial(_attention, case, calls(model, inputs(model, data[chosen(len(data), 1)[0]]))[-1:])
+        return partial(_attention, case, calls(model, inputs(model, data[len(data) // 2]))[-1:])
 
     return measure.peak_memory(prepare, "cpu")
 

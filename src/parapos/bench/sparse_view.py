@@ -77,24 +77,13 @@ def _layers(numbers: Numbers) -> str:
 
 
 def _predictions(numbers: Numbers) -> str:
-    header = [
-        "data",
-        "encoding",
-        "size",
-        "tokens",
-        "samples",
-        "right",
-        "right, all tiles",
-        "close",
-        "changed",
-        "logits",
-    ]
+    counted = ["tokens", "samples", "skipping", "right", "right dense", "close", "changed"]
     rows = []
     for (data, encoding, factor), values in numbers.values.items():
         if "samples" in values:
-            counts = [f"{values[q]:.0f}" for q in ("tokens", "samples", "right", "right dense", "close", "changed")]
+            counts = [f"{values[q]:.0f}" for q in counted]
             rows.append([data, _name(encoding), f"{factor}x", *counts, f"{values['logits apart']:.1e}"])
-    return text.table(header, rows, left=3)
+    return text.table(["data", "encoding", "size", *counted, "logits"], rows, left=3)
 
 
 def _growth(numbers: Numbers) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from .. import text
 from ..attention import Term, attend
 from ..blocks import Attention
+from ..malloc import keep_memory
 from ..tracing import hooked
 from ..training import checkpoint, fit
 from ..training.recipe import RecipeError
@@ -174,7 +175,7 @@ def run(folder: Path, *, seconds: float = 120.0, quick: bool = False) -> dict[st
         raise RecipeError(f"{folder}: dataset {recipe.data.name} has no size that could grow; take a run on images")
     model, _ = checkpoint.load_weights(folder / "weights.safetensors")
     factors = FACTORS[:1] if quick else FACTORS
-    rows = []
+    rows, kept_memory = [], keep_memory()  # as in `bench.attention`
     for (factor, mode), share in measure.shares([(f, m) for f in factors for m in MODES], seconds):
         size = recipe.data.size
         size = (size[0] * factor, size[1] * factor) if isinstance(size, tuple) else size * factor
@@ -192,7 +193,7 @@ def run(folder: Path, *, seconds: float = 120.0, quick: bool = False) -> dict[st
         ratios = measure.spread(times[OURS], times[PLAIN])
         rows.append({**what, "seconds": statistics.median(times[PLAIN]), **ratios})
     about = {"run": folder.name, "encoding": recipe.model.encoding, "commit": measure.commit()}
-    out = {**measure.machine("cpu", quick=quick), **about, "rows": rows}
+    out = {**measure.machine("cpu", quick=quick), **about, "kept_memory": kept_memory, "rows": rows}
     if quick or not isinstance(recipe.data.size, int):
         return out
     patch = recipe.data.size / rows[0]["tokens"] ** 0.5
@@ -213,7 +214,8 @@ def markdown(results: dict[str, Any]) -> str:
         for x in results["rows"]
     ]
     table = text.table(["size", "tokens", "mode", PLAIN, OURS], cells, left=0)
-    parts = [*measure.warning(results), f"{what}, on {measure.where(results)}.", table]
+    freed = "kept" if results["kept_memory"] else "given back"
+    parts = [*measure.warning(results), f"{what}, on {measure.where(results)}. Freed memory is {freed}.", table]
     if "high" in results:
         rows = [[str(x["tokens"]), x["width"], *_high_cells(x)] for x in results["high"]]
         parts += ["Forward at high resolutions; memory is the ratio of peaks of one layer, inputs included:"]
