@@ -111,7 +111,7 @@ SLOW = ("generality", "parameter-matched")  # many models are built; tests/test_
 
 
 def test_every_repeat_is_a_job_and_one_of_all_comes_before_the_next(tmp_path):
-    grid = tables.resolve(tables.load("parameter-matched"), tmp_path, {})
+    grid = tables.resolve(tables.load("generality"), tmp_path, {})
     counts = {len(repeats) for repeats in grid.places.values()}
     assert counts == {1, 3}  # folds of one data set
     firsts = {repeats[0].run.folder for repeats in grid.places.values()}
