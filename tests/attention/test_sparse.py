@@ -161,6 +161,29 @@ def test_the_theorem_holds_for_random_cases(kind: str, p: int, seed: int, weight
     check(kind, p, seed, tolerance, weighted)
 
 
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("sign", [-1.0, 1.0], ids=["concave", "convex"])
+def test_the_bound_of_a_tile_is_above_its_scores_and_distances(sign: float, p: int) -> None:
+    """Convex forms are largest far away, where what is skipped hides a bound that is too low."""
+    gen = torch.Generator().manual_seed(p)
+    at, to = (scale * torch.randn(n, p, generator=gen).double() for n, scale in ((24, 1.0), (32, 5.0)))
+    rows, keys = tiling.tiling(at), tiling.tiling(to)
+    shape, count = (1, *rows.index.shape), keys.index.shape
+    root, g = torch.randn(*shape, p, p, generator=gen), torch.randn(*shape, p, generator=gen)
+    form = sparse.Form(sign * root @ root.mT, g, torch.full(shape, 0.5 * sign))
+    x = (rows.middle[:, None] - at[rows.index]).float()
+    queries = sparse.Queries(torch.zeros(*shape, 2), x, rows.middle, form)
+    summary = sparse.Keys.of(keys, [torch.zeros(*count, 2)], torch.ones(count, dtype=torch.bool))
+    pairs = sparse.Pairs(queries, summary)
+    d = to[keys.index] - at[rows.index][:, :, None, None]  # (Q, s, T, slots, p)
+    length = d.norm(dim=-1)
+    assert (pairs.far + 1e-5 >= length.amax((1, 3))).all()
+    scores = torch.einsum("aqsuv,qstju,qstjv->aqstj", form.M.double(), d, d) + 0.5 * sign * length
+    scores += torch.einsum("aqsu,qstju->aqstj", g.double(), d)
+    logs = sparse.log_weights(queries, torch.zeros(shape), summary, pairs, False) - summary.count.log()
+    assert (logs + 1e-3 >= scores.amax((2, 4))).all()
+
+
 def test_coarse_tiles_come_first_and_lose_no_more() -> None:
     with patch.object(tiling, "TILE", 2), patch.object(sparse, "COARSE", 4):
         for kind in ("local", "aligned far keys", "distance", "points"):

@@ -303,3 +303,13 @@ def test_the_share_is_estimated_for_what_will_run(training: bool) -> None:
     assert [args[-1] for args, _ in bounded.call_args_list] == [training]
     shares = [tiles.share(call, *chosen, weighted) for weighted in (False, True) if (chosen := tiles.chosen(call))]
     assert shares[0] < shares[1]
+
+
+def test_gradients_that_columns_would_round_are_formed_from_d() -> None:
+    call = make("local", 2, 3)
+    without = patch.object(tiles.Head, "without_columns", autospec=True, side_effect=tiles.Head.without_columns)
+    with patch.object(tiles, "ALLOWED", 0.0), without as formed:
+        found = results(call, torch.float32, by_tiles)
+    assert formed.call_count == call.q.shape[1]
+    for x, y in zip(found[1:], results(call, torch.float64, by_reference)[1:], strict=True):
+        assert float((x.double() - y).norm()) <= 3e-6 * float(y.norm())
