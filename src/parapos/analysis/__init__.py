@@ -28,6 +28,8 @@ from ..training import checkpoint, fit
 from . import clouds, driving, plot, scores
 from .maps import COLUMNS, make_event_strip, make_maps, make_video_strip, save
 from .scores import TAU, score_heads
+from .scores import Heads as Heads  # for callers of this package
+from .scores import watch as watch
 
 IMAGES, STREAMS = 1000, 100  # to score heads on: images, and videos or event streams
 
