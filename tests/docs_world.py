@@ -62,10 +62,10 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 def write_shelves(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     """Recipes and tables with the names of the shipped ones, and less to do."""
-    recipes, tables = {}, {}
+    small, tables = {}, {}
     for name, path in recipe.shelf().items():
-        recipes[name] = folder / f"{name}.toml"
-        recipes[name].write_text(tomli_w.dumps({"extends": str(path), **nested({**SMALL[name], **SHORT})}))
+        small[name] = folder / f"{name}.toml"
+        small[name].write_text(tomli_w.dumps({"extends": str(path), **nested({**SMALL[name], **SHORT})}))
     (folder / "tables").mkdir()
     for name, path in recipes.shelf("tables").items():
         text = path.read_text()
@@ -76,7 +76,7 @@ def write_shelves(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
             text = tomli_w.dumps({"title": "Cost of encodings", "bench": bench})
         tables[name] = folder / "tables" / f"{name}.toml"
         tables[name].write_text(text)
-    return recipes, tables
+    return small, tables
 
 
 class World:
