@@ -217,6 +217,8 @@ def draw(path: Path, rows: Sequence[Sequence[Panel]], title: str) -> None:
     """Rows of panels with logarithmic axes and one legend for all. Neighbouring curves share a hue, dark and light."""
     from matplotlib import colormaps
 
+    measured = (c for c in zip(*rows, strict=True) if any(y == y for p in c for xs in p.curves.values() for _, y in xs))
+    rows = list(zip(*measured, strict=True))  # without panels of NaN alone
     figure, axes = subplots(len(rows), len(rows[0]), size=(5.2 * len(rows[0]), 3.9 * len(rows)), squeeze=False)
     names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
     inks = colormaps["tab20"]

@@ -156,6 +156,7 @@ def plot(numbers: Numbers, folder: Path) -> list[Path]:
                 if points:
                     axis.plot(*zip(*points, strict=True), "o-", color=LOOKS[encoding][1], label=_name(encoding))
             axis.set(xscale="log", ylim=(0, None))
+            axis.xaxis.minorticks_off()
             axis.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
             if not row:
                 axis.set_title(data.replace("_", "-"), fontsize=10)
