@@ -84,8 +84,10 @@ def test_results_without_a_plot(tmp_path):
 def test_what_was_not_measured_has_no_panel(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(measure, "save", lambda figure, path: drawn.append([x.get_title() for x in figure.axes]))
-    time, memory = ([(1, 2.0), (2, float("nan"))], [(1, float("nan"))])
-    rows = [[measure.Panel(f"{mode}: {kind}", "y", {"a": points}) for kind, points in (("time", time), ("memory", memory))]
-            for mode in ("inference", "training")]  # fmt: skip
+    kinds = {"time": [(1, 2.0), (2, float("nan"))], "memory": [(1, float("nan"))]}
+    rows = [
+        [measure.Panel(f"{mode}: {kind}", "y", {"a": points}) for kind, points in kinds.items()]
+        for mode in ("inference", "training")
+    ]
     measure.draw(tmp_path / "x.png", rows, "title")
     assert drawn == [["inference: time", "training: time"]]
