@@ -313,3 +313,59 @@ def test_gradients_that_columns_would_round_are_formed_from_d() -> None:
     assert formed.call_count == call.q.shape[1]
     for x, y in zip(found[1:], results(call, torch.float64, by_reference)[1:], strict=True):
         assert float((x.double() - y).norm()) <= 3e-6 * float(y.norm())
+
+
+def straight(shift: float) -> tuple[list[Tensor], list[Any]]:
+    """4096 keys in a row, and queries that are all so far from them."""
+    g = torch.Generator().manual_seed(0)
+    x = [torch.randn(1, 1, 4096, 16, generator=g).requires_grad_() for _ in range(3)]
+    at = torch.arange(4096.0)[None, :, None]
+    return x, [Quadratic(-torch.ones(1, 1, 4096, 1, 1), None, Positions.of(at + shift), Positions.of(at))]
+
+
+@pytest.mark.parametrize("tolerance", [0.0, TOLERANCE], ids=["dense", "tiles"])
+@pytest.mark.parametrize("size", [1.0, 1e5], ids=["far queries", "large products"])
+def test_scores_of_any_size_keep_their_order(tolerance: float, size: float) -> None:
+    """Next to scores of 2^31, 85 is less than their rounding."""
+    x, terms = straight(1e5 if size == 1 else 0.0)
+    x = [(x[0] * size).detach().requires_grad_(), (x[1] * size).detach().requires_grad_(), x[2]]
+    found = [attend(*x, terms, kernel=kernel, tolerance=tolerance) for kernel in ("fused", "reference")]
+    grads = [torch.autograd.grad(out.square().sum(), x[2])[0] for out in found]  # type: ignore[union-attr]
+    for one, other in (found, grads):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_what_changed_after_the_forward_pass_is_noticed() -> None:
+    (q, k, v), terms = straight(0.0)
+    keys = k * 1.0
+    out = attend(q, keys, v, terms, kernel="fused")
+    with torch.no_grad():
+        keys.mul_(3.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out.sum(), q)  # type: ignore[union-attr]
+
+
+def test_the_smallest_tolerance_skips_no_weight() -> None:
+    x, terms = straight(0.0)
+    want = attend(*x, terms, kernel="reference")
+    for tolerance in (1e-290, 1e-300, 5e-324):
+        torch.testing.assert_close(attend(*x, terms, kernel="fused", tolerance=tolerance), want, rtol=1e-3, atol=1e-4)
+
+
+def test_padding_is_hidden_at_any_scale() -> None:
+    (q, k, v), _ = straight(0.0)
+    r = Positions.of(torch.arange(4096.0)[None, :, None])
+    terms = [Quadratic(-torch.ones(1, 1, 4096, 1, 1) * 1e30, None, r)]
+    mask = torch.arange(4096)[None] % 3 > 0
+    found = [attend(q, k, v, terms, mask, 1e-30, kernel=kernel) for kernel in ("fused", "reference")]
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+def test_products_in_tf32_have_no_bound() -> None:
+    class OnGPU:
+        is_cuda = True
+
+    for allowed in (False, True):
+        with patch.object(type(torch.backends.cuda.matmul), "__getattr__", lambda self, name, x=allowed: x):
+            assert tiles.rounds_products(OnGPU()) is allowed  # type: ignore[arg-type]
+    assert not tiles.rounds_products(torch.zeros(1))

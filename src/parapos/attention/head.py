@@ -19,6 +19,7 @@ from ..relative import contract, function, functions
 from . import sparse
 from .columns import ALLOWED, ROUNDING
 from .kernels import Call
+from .scores import raise_lowest
 from .terms import Relative
 from .tiling import Columns, Side, sides, tile_columns, tilings
 
@@ -187,7 +188,7 @@ class Head:
         kv[..., :w], kv[..., w : w + h] = self.v[self.key_index], self.k[self.key_index]
         if self.columns is not None:
             kv[..., -2] = self.placed
-            kv[..., -1] = torch.where(self.visible, 0.0, HIDDEN)
+            kv[..., -1] = torch.where(self.visible, 0.0, max(HIDDEN / self.scale, torch.finfo(self.dtype).min))
         return kv
 
     def attention(self, rows: Tensor, lists: Tensor, room: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -209,8 +210,8 @@ class Head:
             return torch.softmax(into, -1, out=into), q, k, v
         k[..., self.k.shape[-1] : -2] = torch.stack(self.key_columns(rows, lists), -1)
         torch.baddbmm(into, q, k.mT, beta=0, alpha=self.scale, out=into)
-        if self.mask is None:  # no weight below 1e-37: numbers that small take many times as long
-            torch.maximum(into, into.amax(-1, keepdim=True).sub_(85.0), out=into)
+        if self.mask is None:
+            raise_lowest(into)
         else:
             into.masked_fill_(~self.looks(rows, lists)[:, 0], -torch.inf)
         return torch.softmax(into, -1, out=into), q, k, v

@@ -150,14 +150,20 @@ def blocks_from_d(q: Tensor, k: Tensor, s: Scores, mask: Tensor | None, dtype: t
             yield samples, ALL, rows, basis, s.block(basis, mask, samples, rows, dtype)
 
 
+def raise_lowest(scores: Tensor) -> None:
+    """Leaves no weight below 1e-37, in place: numbers that small take many times as long."""
+    largest = scores.amax(-1, keepdim=True)
+    torch.maximum(scores, largest - largest.abs().mul_(2.0**-16).clamp_(min=85.0), out=scores)  # also of large scores
+
+
 def weights_of(q: Tensor, k: Tensor, bias: Tensor | None, scale: float, hides: bool = False) -> Tensor:
     """All weights of some heads by batched products, (B H, n, N). hides: a row may be all -inf, which gives zeros."""
     scores = q.new_empty(prod(q.shape[:2]), q.shape[2], k.shape[2])
     torch.baddbmm(scores, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale, out=scores)
     if bias is not None:
         scores.unflatten(0, q.shape[:2]).add_(bias)
-    else:  # no weight below 1e-37: numbers that small take many times as long
-        torch.maximum(scores, scores.amax(-1, keepdim=True).sub_(85.0), out=scores)
+    else:
+        raise_lowest(scores)
     empty = scores.amax(-1, keepdim=True) == -torch.inf if hides else None
     weights = torch.softmax(scores, -1, out=scores)
     return weights if empty is None else weights.masked_fill_(empty, 0.0)

@@ -236,9 +236,9 @@ def log_weights(queries: Queries, floor: Tensor, keys: Keys, pairs: Pairs, weigh
 
 def skipped(logs: Tensor, tolerance: float) -> Tensor:
     """The lightest tiles, whose weights sum to at most the tolerance: (..., T) boolean, given logs of weights."""
-    weights, order = logs.double().exp().sort(-1)
+    weights, order = (logs.double() - math.log(tolerance or 5e-324)).exp().sort(-1)
     # In whole shares of the tolerance, rounded up: a GPU adds up floating numbers in any order.
-    light = weights.mul_(2.0**40 / tolerance).ceil_().clamp_(max=2.0**44).long().cumsum(-1) <= 2**40 * (1 - 1e-3)
+    light = weights.mul_(2.0**40).ceil_().clamp_(max=2.0**44).long().cumsum(-1) <= 2**40 * (1 - 1e-3)
     return torch.zeros_like(light).scatter(-1, order, light)
 
 

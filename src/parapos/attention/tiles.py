@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -110,14 +111,14 @@ class _Attention(torch.autograd.Function):
                 visits += [needed] if weighted else []
                 del head
         ctx.call, ctx.terms, ctx.visits = call, terms, visits
-        ctx.save_for_backward(*coefficients)
+        ctx.save_for_backward(q, k, v, *coefficients)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
-        coefficients = ctx.saved_tensors
-        call, visits = ctx.call, iter(ctx.visits)
+        q, k, v, *coefficients = ctx.saved_tensors  # which PyTorch watches for changes
+        call, visits = replace(ctx.call, q=q, k=k, v=v), iter(ctx.visits)
         room = torch.empty(0, dtype=wide_type(call.q))
         dq, dk, dv = (empty_heads(x) for x in (call.q, call.k, call.v))
         learned = [torch.zeros_like(c) for c in coefficients]
@@ -140,9 +141,15 @@ class _Attention(torch.autograd.Function):
         return None, None, None, dq, dk, dv, *learned
 
 
+def rounds_products(q: Tensor) -> bool:
+    """Whether products on this device round float32 numbers to TF32 first, which the bound does not know."""
+    return q.is_cuda and torch.backends.cuda.matmul.allow_tf32
+
+
 @torch.no_grad()
 def needed_tiles(call: Call, weighted: bool) -> list[list[sparse.HeadTiles]] | None:
-    """The lists of tiles of a call, as [sample][head]; None if its terms have no bound or its tolerance is 0.
+    """The lists of tiles of a call, as [sample][head]; None if its terms have no bound, its tolerance is 0
+    or products are in TF32.
 
     For kernels of any device. Each query is in one tile. Run every tile of queries over the keys of the tiles that it
     needs: the result is attention, and no row loses more than `call.tolerance` of its weight. `queries.flatten()`
@@ -151,7 +158,7 @@ def needed_tiles(call: Call, weighted: bool) -> list[list[sparse.HeadTiles]] | N
     weighted: choose tiles for training. Backward must visit the same tiles.
     """
     terms = sparse.shared_terms(call) if call.tolerance > 0 else None
-    if terms is None:
+    if terms is None or rounds_products(call.q):
         return None
     coefficients = [term.coefficients(wide_type(call.q)) for term in terms]
 
