@@ -36,6 +36,16 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _plugins():
+    """What one test names on the command line is not given to the next."""
+    from parapos import plugins
+
+    before = list(plugins.given)
+    yield
+    plugins.given[:] = before
+
+
 def pytest_generate_tests(metafunc):
     """`name` is every encoding, unless a test lists its own; `case` also has every position dimension it serves."""
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
