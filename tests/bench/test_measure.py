@@ -91,3 +91,11 @@ def test_what_was_not_measured_has_no_panel(tmp_path, monkeypatch):
     ]
     measure.draw(tmp_path / "x.png", rows, "title")
     assert drawn == [["inference: time", "training: time"]]
+
+
+def test_nothing_measured_leaves_no_plot(tmp_path):
+    panel = measure.Panel("time", "y", {"a": [(1, float("nan"))]})
+    (tmp_path / "x.png").write_text("of earlier results")
+    paths = measure.write({}, "text", lambda _, path: measure.draw(path, [[panel]], "title"), tmp_path / "x")
+    assert [path.name for path in paths] == ["x.json", "x.md"]
+    assert not (tmp_path / "x.png").exists()

@@ -190,19 +190,18 @@ def commit() -> str | None:
 def write(
     results: dict[str, Any], markdown: str, plot: Callable[[dict[str, Any], Path], None] | None, prefix: Path
 ) -> list[Path]:
-    """PREFIX.json, PREFIX.md and, if there is a plot and matplotlib, PREFIX.png. Returns what was written."""
+    """PREFIX.json, PREFIX.md and, with something to plot and matplotlib, PREFIX.png. Returns what was written."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     paths = [prefix.with_name(prefix.name + end) for end in (".json", ".md", ".png")]
     paths[0].write_text(json.dumps(results, indent=1) + "\n")
     paths[1].write_text(markdown + "\n")
-    if plot is None:
-        return paths[:2]
+    paths[2].unlink(missing_ok=True)  # a plot of earlier results
     try:
-        plot(results, paths[2])
+        if plot is not None:
+            plot(results, paths[2])
     except ModuleNotFoundError as error:
         progress(f"no plot: {error.name} is missing, install parapos[report]")
-        return paths[:2]
-    return paths
+    return [path for path in paths if path.exists()]
 
 
 class Panel(NamedTuple):
@@ -214,11 +213,15 @@ class Panel(NamedTuple):
 
 
 def draw(path: Path, rows: Sequence[Sequence[Panel]], title: str) -> None:
-    """Rows of panels with logarithmic axes and one legend for all. Neighbouring curves share a hue, dark and light."""
+    """Rows of panels with logarithmic axes and one legend for all. Neighbouring curves share a hue, dark and light.
+
+    Columns of panels without a number are left out; if that leaves none, nothing is written.
+    """
     from matplotlib import colormaps
 
     measured = (c for c in zip(*rows, strict=True) if any(y == y for p in c for xs in p.curves.values() for _, y in xs))
-    rows = list(zip(*measured, strict=True))  # without panels of NaN alone
+    if not (rows := list(zip(*measured, strict=True))):
+        return
     figure, axes = subplots(len(rows), len(rows[0]), size=(5.2 * len(rows[0]), 3.9 * len(rows)), squeeze=False)
     names = list(dict.fromkeys(name for row in rows for panel in row for name in panel.curves))
     inks = colormaps["tab20"]
