@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import text
-from ..attention.columns import make_columns
+from ..attention.columns import columns, make_columns
 from ..attention.terms import Quadratic
 from ..encodings import create_encoding, published
 from ..encodings.parabolic import PaPE, PaPERI
@@ -121,11 +121,11 @@ def _columns(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[s
         query, key = published.released(-a, -b, w_p, head.r, rounded=dtype)
         yield "released", query.to(dtype), key.to(dtype)
     term = head.term(factor, torch.float32)
-    features = key_features(term.exponents, with_constant=False)
-    made = make_columns(term, features)
-    query = contract(term.coefficients(torch.float32), made.T)
-    yield "centred minimal", query.to(dtype), made.phi.to(dtype)
-    yield "parapos", query, made.phi
+    c = term.coefficients(torch.float32)
+    minimal = make_columns(term, key_features(term.exponents, with_constant=False))
+    yield "centred minimal", contract(c, minimal.T).to(dtype), minimal.phi.to(dtype)
+    made = columns(term)  # with the constant of keys that have a position
+    yield "parapos", contract(c, made.T), made.phi
 
 
 def _logits(head: _Head, factor: float, dtype: torch.dtype) -> Iterator[tuple[str, int, Tensor, Tensor]]:
