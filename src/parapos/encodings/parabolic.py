@@ -24,7 +24,7 @@ from .claims import Claims
 
 FORMS = ("parabolas", "direct")
 FLOOR = 0.25  # chosen in docs/results/desk-forms.md
-CACHED_TOKENS = 1024  # times 400 numbers, as 8 heads with 50 parabolas have, are 1.6 MB
+CACHED_TOKENS = 512  # times 600 numbers, as 12 heads with 50 parabolas have, are 1.2 MB
 STEEPNESS = 0.733  # the mean of softplus(N(0, 1/3)), which is -a_i at the start for unit-variance tokens
 INITS = {"paper": (1.0, 0.0, 1.0), "wide": (0.25, 0.0, 1.0)}  # factor of W_p, constant inside softplus, unit of D
 
@@ -39,8 +39,9 @@ def _uniform(*shape: int, fan_in: int, factor: float = 1.0) -> nn.Parameter:
 
 
 def _outer(w_p: Tensor) -> Tensor:
-    """-w w^T of each parabola: (H, m, p p)."""
-    return (w_p[..., :, None] * -w_p[..., None, :]).flatten(-2)
+    """-w w^T of each parabola: (H, p p, m)."""
+    w = w_p.mT
+    return (w[:, :, None] * -w[:, None]).flatten(1, 2)
 
 
 def _are_many(x: Tensor) -> bool:
@@ -175,31 +176,19 @@ class PaPE(Encoding):
 
     def _form(self, x: Tensor, w_p: Tensor) -> Tensor:
         """M_i = W_p^T diag(a_i) W_p: (B, H, N, p, p)."""
-        if self.w_a is not None and _are_many(x):
-            return self._forms_of_many(x, self.w_a, w_p)
-        if self.w_a is not None:
-            a = self._steepness(self._read(x, self.w_a))  # (B, H, N, m)
-        else:
+        with no_autocast(x.device):
+            outer = _outer(w_p)  # (H, p p, m)
+        if self.w_a is None:
             assert self.a is not None
-            a = self._steepness(self.a)[None, :, None, :]  # (1, H, 1, m)
-        with no_autocast(x.device):
-            form = (a @ _outer(w_p)).unflatten(-1, (self.pos_dim, self.pos_dim))
-        return form.expand(x.shape[0], -1, x.shape[1], -1, -1)
-
-    def _forms_of_many(self, x: Tensor, w_a: Tensor, w_p: Tensor) -> Tensor:
-        """The same in parts that stay in the cache, by one product for all heads with zeros between them.
-
-        It has H times the multiplications of a product for each head, and takes half of its time for many tokens.
-        """
-        with no_autocast(x.device):
-            heads = torch.eye(self.heads, dtype=w_p.dtype, device=w_p.device)
-            blocks = (_outer(w_p)[:, :, None] * heads[:, None, :, None]).flatten(2).flatten(0, 1)  # (H m, H p p)
-        weight, forms = w_a.flatten(0, 1).to(x.dtype), []
-        for rows in x.flatten(0, 1).split(CACHED_TOKENS):
-            a = self._steepness(F.linear(rows, weight))  # (n, H m)
+            form = outer @ self._steepness(self.a)[..., None]  # (H, p p, 1)
+            return form.mT.unflatten(-1, w_p.shape[-1:] * 2).expand(x.shape[0], -1, x.shape[1], -1, -1)
+        tokens, weight, forms = x.flatten(0, 1), self.w_a.flatten(0, 1).to(x.dtype), []
+        for part in tokens.split(CACHED_TOKENS) if _are_many(x) else [tokens]:
+            a = self._steepness(weight @ part.mT).unflatten(0, (self.heads, -1))  # (H, m, tokens)
             with no_autocast(x.device):
-                forms.append(a @ blocks)
-        return torch.cat(forms).view(*x.shape[:2], self.heads, self.pos_dim, self.pos_dim).transpose(1, 2)
+                forms.append(outer @ a)
+        form = forms[0] if len(forms) == 1 else torch.cat(forms, -1)
+        return form.unflatten(-1, x.shape[:2]).permute(2, 0, 3, 1).unflatten(-1, w_p.shape[-1:] * 2)
 
     def _square(self, lower: Tensor) -> Tensor:
         """L L^T (..., p, p) of lower triangles (..., p (p + 1) / 2)."""
