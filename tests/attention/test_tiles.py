@@ -126,7 +126,9 @@ def test_a_wide_tile_is_formed_from_d_and_leaves_the_others_their_columns(masked
     coefficients = [term.coefficients(torch.float32) for term in terms]
     made = [tiles.Head(call, terms, coefficients, b, h) for b in range(3) for h in range(2)]
     assert all(head.fits.any() and not head.fits.all() for head in made)
-    found, exact = results(call, torch.float32, by_tiles), results(call, torch.float64, by_reference)
+    with patch.object(tiles.Head, "without_columns", side_effect=AssertionError("all gradients formed from D")):
+        found = results(call, torch.float32, by_tiles)
+    exact = results(call, torch.float64, by_reference)
     for i, (x, y) in enumerate(zip(found, exact, strict=True)):
         for sample in range(3):
             error = float((x[sample].double() - y[sample]).norm())
