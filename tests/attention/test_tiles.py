@@ -98,6 +98,60 @@ def test_steep_forms_on_coarse_tiles_fall_back_to_d() -> None:
     assert float((by_tiles(call) - exact).norm()) <= 1e-5 * float(exact.norm())
 
 
+def scattered(masked: str | None) -> Call:
+    """Three samples with positions of their own; one or more tokens of each lie far from all others, in wide tiles.
+
+    The second sample has tokens without a position. mask: padding of each sample, or what each head of each may see.
+    """
+    call, g = make("local", 2, 3), torch.Generator().manual_seed(5)
+    (n, h), b = call.q.shape[2:], 3
+    q, k, v = (torch.randn(b, 2, n, h, generator=g) for _ in range(3))
+    r = 14 * torch.rand(b, n, 2, generator=g)
+    for sample in range(b):
+        r[sample, 7 * sample : 8 * sample + 2] += 3000.0 * (sample + 1)
+    r[1, -20:] = torch.nan
+    root = torch.randn(b, 2, n, 2, 2, generator=g)
+    term = Quadratic(-root @ root.mT - torch.eye(2), torch.randn(b, 2, n, 2, generator=g), Positions.of(r))
+    shape = {None: (), "padding": (b, 1, 1, n), "each head": (b, 2, 1, n), "each query": (b, 2, n, n)}[masked]
+    mask = torch.rand(shape, generator=g) < 0.8 if shape else None
+    terms: tuple[Any, ...] = (term,)
+    return replace(call, q=q, k=k, v=v, terms=terms, mask=mask)
+
+
+@pytest.mark.parametrize("masked", [None, "padding", "each head", "each query"])
+def test_a_wide_tile_is_formed_from_d_and_leaves_the_others_their_columns(masked: str | None) -> None:
+    call = scattered(masked)
+    terms = sparse.shared_terms(call)
+    assert terms is not None
+    coefficients = [term.coefficients(torch.float32) for term in terms]
+    made = [tiles.Head(call, terms, coefficients, b, h) for b in range(3) for h in range(2)]
+    assert all(head.fits.any() and not head.fits.all() for head in made)
+    with patch.object(tiles.Head, "without_columns", side_effect=AssertionError("all gradients formed from D")):
+        found = results(call, torch.float32, by_tiles)
+    exact = results(call, torch.float64, by_reference)
+    for i, (x, y) in enumerate(zip(found, exact, strict=True)):
+        for sample in range(3):
+            error = float((x[sample].double() - y[sample]).norm())
+            assert error <= (5e-4 if i else 2e-5) * float(y[sample].norm()), (i, sample)
+
+
+def test_calls_that_dense_attention_would_form_from_d_run_by_tiles_from_fewer_tokens_on() -> None:
+    call = scattered(None)
+    near = replace(call, terms=(replace(call.terms[0], r=Positions.of(torch.rand(1, call.q.shape[2], 2))),))  # type: ignore[type-var]
+    with patch.multiple(sparse, LEAST=4096, LEAST_FROM_D=64, QUERY_COST=190.0), count_tiles() as ran:
+        assert sparse.from_d(call) == 1.0
+        want = attend_call(call, kernel="reference")
+        torch.testing.assert_close(attend_call(call), want, atol=1e-4, rtol=1e-3)
+        assert ran.call_count == 6
+        plan = str(explain(call.q, call.k, call.v, call.terms, scale=call.scale))
+        assert "columns centred in each tile, or formed from D where those would lose digits" in plan
+        assert sparse.from_d(near) == 0.0
+        for other in (near, replace(call, exact=True), replace(call, scale=0.0)):
+            assert tiles.attention(other) is None
+        with patch.object(sparse, "LEAST_FROM_D", 4096):
+            assert tiles.attention(call) is None
+
+
 def test_forward_and_backward_visit_the_needed_tiles_and_no_others() -> None:
     call = make("local", 2, 7)
     needed = [head.needed(torch.arange(len(head.index)), TOLERANCE, weighted=True) for _, head in heads(call)]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..relative import contract, project
 from ..tracing import cast, no_autocast
-from . import reference, tiles
+from . import reference, sparse, tiles
 from .columns import ALLOWED, GRADIENT_ROUNDING, columns, fits
 from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
 from .scores import Scores, backward, empty_heads, forward_from_d, forward_of_columns, hidden, pick, plain, widened
@@ -36,7 +36,7 @@ def separable(call: Call) -> Relative | None:
     can_be = call.scale > 0 and call.q.dtype != torch.float64 and call.q.device.type in ("cpu", "meta")
     if call.exact or not can_be or len(call.terms) != 1 or not isinstance(term := call.terms[0], Relative):
         return None
-    return term if term.scaled and all(e[0] == -2 or 0 <= sum(e) <= 2 for e in term.exponents) else None
+    return term if sparse.is_separable(term) else None
 
 
 def is_short(q: Tensor, k: Tensor) -> bool:

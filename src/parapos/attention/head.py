@@ -33,11 +33,6 @@ def wide_type(q: Tensor) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
 
 
-def is_separable(term: Relative) -> bool:
-    """Whether a term can be columns."""
-    return term.scaled and all(e[0] == -2 or 0 <= sum(e) <= 2 for e in term.exponents)
-
-
 def of_index(x: Any, i: int) -> Any:
     """The i-th of things, or the one that all share."""
     return x[i if len(x) > 1 else 0]
@@ -66,10 +61,11 @@ class Head:
         self.q, self.k, self.v = (x[b, h] for x in (call.q, call.k, call.v))
         self.c = [self.order(of_index(of_index(c, b), h).expand(n, -1)) for c in coefficients]
         self.columns: Columns | None = None
-        if not call.exact and len(terms) == 1 and is_separable(terms[0]) and self.dtype == torch.float32:
+        self.fits = torch.zeros(len(self.index), dtype=torch.bool, device=call.q.device)  # which tiles have columns
+        if not call.exact and len(terms) == 1 and sparse.is_separable(terms[0]) and self.dtype == torch.float32:
             made = of_index(tile_columns(at, terms[0].exponents), b)
-            lost = (self.c[0].abs().amax(1) * made.bound).sum(-1).amax() * self.scale * ROUNDING
-            self.columns = made if float(lost) <= ALLOWED else None
+            self.fits = (self.c[0].abs().amax(1) * made.bound).sum(-1) * self.scale * ROUNDING <= ALLOWED
+            self.columns = made if bool(self.fits.any()) else None
 
     @cached_property
     def is_full(self) -> bool:
@@ -78,7 +74,7 @@ class Head:
 
     def without_columns(self) -> Head:
         """The same head with scores formed from D."""
-        self.columns = None
+        self.columns, self.fits = None, torch.zeros_like(self.fits)
         self.__dict__.pop("wide_keys", None)
         return self
 
@@ -125,22 +121,25 @@ class Head:
                 bias.masked_fill_(~self.looks(rows, lists)[:, 0], -torch.inf)
         return bias.baddbmm_(q, self.order_keys(self.k, lists).flatten(1, 2).mT).logsumexp(-1)
 
-    def groups(self, needed: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Tiles of queries (G,) and what each needs (G, L), filled up with the empty tile.
+    def groups(self, needed: Tensor, times: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Tiles of queries (G,), all or none by columns, and what each needs (G, L), filled up with the empty tile.
 
-        needed (Q, T); width: numbers that a key takes in a group. The longest lists come first. Each thread gets as
-        many tiles as the others.
+        needed (Q, T); times: how often the numbers of a key are there. The longest lists come first. Each thread gets
+        as many tiles as the others.
         """
-        counts, order = needed.sum(1).sort(dim=0, descending=True, stable=True)
-        lengths, start, empty = counts.tolist(), 0, needed.shape[1] - 1
-        places = torch.arange(needed.shape[1], device=needed.device)
-        while start < len(lengths):
-            one = lengths[start] * self.key_index.shape[1] * width * self.dtype.itemsize
-            stop = min(start + torch.get_num_threads() * max(1, GROUP_BYTES // one), len(lengths))
-            rows = order[start:stop]
-            first = needed[rows].byte().sort(dim=1, descending=True, stable=True)[1][:, : lengths[start]]
-            yield rows, torch.where(places[: lengths[start]] < counts[start:stop, None], first, empty)
-            start = stop
+        all_counts, places = needed.sum(1), torch.arange(needed.shape[1], device=needed.device)
+        for chosen in (self.fits.nonzero()[:, 0], (~self.fits).nonzero()[:, 0]):
+            counts, order = all_counts[chosen].sort(dim=0, descending=True, stable=True)
+            lengths, order, start = counts.tolist(), chosen[order], 0
+            while start < len(lengths):
+                one = (
+                    lengths[start] * self.key_index.shape[1] * times * self.numbers(order[start]) * self.dtype.itemsize
+                )
+                stop = min(start + torch.get_num_threads() * max(1, GROUP_BYTES // one), len(lengths))
+                rows = order[start:stop]
+                first = needed[rows].byte().sort(dim=1, descending=True, stable=True)[1][:, : lengths[start]]
+                yield rows, torch.where(places[: lengths[start]] < counts[start:stop, None], first, len(places) - 1)
+                start = stop
 
     @cached_property
     def query_columns(self) -> Tensor:
@@ -154,16 +153,16 @@ class Head:
         The constant is not among them.
         """
         assert self.columns is not None
-        shift = (self.keys.middle[lists] - self.rows.middle[rows][:, None]).float()
-        shift = torch.where((lists < self.keys.compact)[..., None], shift, 0.0)[..., None]  # (G, L, p, 1)
-        both, flat = zip(self.planes, shift.unbind(2), strict=True), lists.flatten()
-        planes = [x.index_select(0, flat).view(*lists.shape, -1).add_(y).flatten(1) for x, y in both]
+        # In float64: about the middle of a wide tile of keys, positions in float32 would have lost digits.
+        middle = self.rows.middle[rows][:, None, :, None] * (lists < self.keys.compact)[..., None, None]  # (G, L, p, 1)
+        both, flat = zip(self.planes, middle.unbind(2), strict=True), lists.flatten()
+        planes = [x.index_select(0, flat).view(*lists.shape, -1).sub_(y).float().flatten(1) for x, y in both]
         return [function(planes, f) for f in self.columns.features[:-1]]
 
     @cached_property
     def planes(self) -> list[Tensor]:
-        """The positions of keys about the middle of their tile: p of (T, s)."""
-        return [x.contiguous() for x in self.keys.offset.unbind(-1)]
+        """The positions of keys: p of (T, s)."""
+        return [x.contiguous() for x in self.keys.filled.unbind(-1)]
 
     @cached_property
     def placed(self) -> Tensor:
@@ -174,11 +173,6 @@ class Head:
     def width(self) -> int:
         """The width of queries and keys: their own, positional columns, and a column that hides empty slots."""
         return self.k.shape[-1] + (0 if self.columns is None else len(self.columns.features) + 1)
-
-    def wide_queries(self, rows: Tensor) -> Tensor:
-        """Tiles of queries with their columns: (G, s, width)."""
-        q = self.order(self.q, rows)
-        return q if self.columns is None else torch.cat([q, self.query_columns[rows]], -1)
 
     @cached_property
     def wide_keys(self) -> Tensor:
@@ -204,11 +198,13 @@ class Head:
             room.resize_(max(both + scores, GROUP_BYTES * torch.get_num_threads() // room.itemsize))  # for most groups
         x, into = room[:both].view(lists.numel(), -1), room[both : both + scores].view(shape)
         x = torch.index_select(kv.flatten(1), 0, lists.flatten(), out=x).view(shape[0], shape[2], -1)
-        q, k, v = self.wide_queries(rows), x[..., w:], x[..., :w]
-        if self.columns is None:
+        q, k, v, h = self.order(self.q, rows), x[..., w:], x[..., :w], self.k.shape[-1]
+        if not self.fits[rows[0]]:
+            k = k[..., :h]
             torch.baddbmm(self.bias(rows, lists)[:, 0], q, k.mT, alpha=self.scale, out=into)
             return torch.softmax(into, -1, out=into), q, k, v
-        k[..., self.k.shape[-1] : -2] = torch.stack(self.key_columns(rows, lists), -1)
+        q = torch.cat([q, self.query_columns[rows]], -1)
+        k[..., h:-2] = torch.stack(self.key_columns(rows, lists), -1)
         torch.baddbmm(into, q, k.mT, beta=0, alpha=self.scale, out=into)
         if self.mask is None:
             raise_lowest(into)
@@ -216,10 +212,10 @@ class Head:
             into.masked_fill_(~self.looks(rows, lists)[:, 0], -torch.inf)
         return torch.softmax(into, -1, out=into), q, k, v
 
-    def numbers(self) -> int:
-        """How many numbers a key takes in a group, the widest tensors counted."""
+    def numbers(self, row: Tensor) -> int:
+        """How many numbers a key takes in a group with this tile of queries, the widest tensors counted."""
         wide, s = self.width + self.v.shape[-1], self.index.shape[1]
-        return wide + s * (1 if self.columns else 4 + sum(len(t.exponents) for t in self.terms))
+        return wide + s * (1 if self.fits[row] else 4 + sum(len(t.exponents) for t in self.terms))
 
 
 def needed(heads: Sequence[Head], rows: Tensor, tolerance: float, weighted: bool) -> Tensor:

@@ -28,15 +28,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .columns import columns, fits
 from .kernels import Call
 from .terms import Relative
 from .tiling import Tiling
 
 COARSE = 16  # tiles that are judged together first, where there are many
 LEAST, LEAST_GPU = 4096, 32768  # keys, and queries times keys in its square: fewer are not worth a look
+LEAST_FROM_D = 512  # likewise on a CPU, where dense attention would form scores from D
 # What tiles cost, in units of dense attention: each pair of tiles, for small products are slower, and each query, for
 # bounds and orders, as much as so many keys.
 PAIR_COST, QUERY_COST = 1.7, 950.0
+FROM_D = 8.0  # what scores formed from D take more than those by columns, at least
 DEFAULTS = {torch.float64: 2.0**-52, torch.float32: 1e-7, torch.bfloat16: 2.0**-10, torch.float16: 2.0**-13}
 
 
@@ -46,6 +49,11 @@ class Form(NamedTuple):
     M: Tensor  # (..., p, p), symmetric
     g: Tensor  # (..., p)
     c: Tensor  # (...)
+
+
+def is_separable(term: Relative) -> bool:
+    """Whether a term can be columns."""
+    return term.scaled and all(e[0] == -2 or 0 <= sum(e) <= 2 for e in term.exponents)
 
 
 def is_bounded(term: Relative) -> bool:
@@ -287,16 +295,36 @@ def shared_terms(call: Call) -> tuple[Relative, ...] | None:
     return terms if same else None
 
 
+def is_large(call: Call, least: int) -> bool:
+    """Whether a call has so many keys, or so many queries times keys in the square of that."""
+    n, keys = call.q.shape[2], call.k.shape[2]
+    return min(n, keys) * keys >= least**2
+
+
 def served(call: Call) -> tuple[Relative, ...] | None:
     """The terms of a call that is large enough to look for tiles, if the bound covers them; else None."""
-    n, keys = call.q.shape[2], call.k.shape[2]
-    least = LEAST if call.q.device.type == "cpu" else LEAST_GPU
-    return shared_terms(call) if call.tolerance > 0 and min(n, keys) * keys >= least**2 else None
+    large = is_large(call, LEAST if call.q.device.type == "cpu" else LEAST_GPU)
+    return shared_terms(call) if call.tolerance > 0 and (large or from_d(call) > 0) else None
+
+
+@torch.no_grad()
+def from_d(call: Call) -> float:
+    """The share of samples that dense attention forms from D, since their columns would lose digits.
+
+    0 where that is not looked at: in large calls, whose columns take long to make, and in small ones.
+    """
+    if is_large(call, LEAST) or not is_large(call, LEAST_FROM_D) or call.q.device.type != "cpu" or call.scale <= 0:
+        return 0.0
+    term = call.terms[0] if len(call.terms) == 1 else None
+    if not isinstance(term, Relative) or not is_separable(term) or call.exact or call.q.dtype == torch.float64:
+        return 0.0
+    good = fits(term.coefficients(torch.float32), columns(term).bound, call.scale)
+    return 1.0 - float(good.float().mean())
 
 
 def cost(call: Call, share: float) -> float:
-    """The time of tiles, of which this share is needed, in units of dense attention."""
-    return PAIR_COST * share + QUERY_COST / call.k.shape[2]
+    """The time of tiles, of which this share is needed, in units of dense attention. Both may form scores from D."""
+    return (PAIR_COST * share + QUERY_COST / call.k.shape[2]) / (1 + FROM_D * from_d(call))
 
 
 def spread(count: int, most: int | None) -> list[int]:

@@ -3,8 +3,8 @@
 One head of one sample at a time, its tokens in the order of the tiles. Tiles of queries that need about as many tiles
 of keys form a group. Their keys and values are gathered tile by tile, and the group runs as batched products, which
 take less time than PyTorch's fused attention for so few queries. Terms of degree two are columns, centred in each tile
-of queries; other terms, and forms so steep that columns would lose digits, are formed from D. The backward pass visits
-the same lists. A query is in one tile only, so no softmax is merged.
+of queries; other terms, and tiles so wide for their forms that columns would lose digits, are formed from D. The
+backward pass visits the same lists. A query is in one tile only, so no softmax is merged.
 n queries, N keys, h query/key size, w value size, p position dims, f functions, e columns; Q tiles of queries, T tiles
 of keys, s slots of a tile, G tiles of queries in a group, L tiles of keys that each of them visits.
 """
@@ -39,7 +39,7 @@ PROBES = 16  # queries that tell whether a form looks everywhere
 
 def forward(head: Head, needed: Tensor, room: Tensor, out: Tensor) -> None:
     """Attention of a head over the tiles it needs, written to out (n, w)."""
-    for rows, lists in head.groups(needed, head.numbers()):
+    for rows, lists in head.groups(needed, 1):
         weights, _, _, values = head.attention(rows, lists, room)
         y, index = torch.bmm(weights, values), head.rows.index[rows]
         if head.is_full:
@@ -57,7 +57,7 @@ def backward(head: Head, needed: Tensor, dout: Tensor, room: Tensor) -> list[Ten
     (h, w), scale, columns = (head.k.shape[-1], head.v.shape[-1]), head.scale, head.columns
     dq, dkv = dy.new_empty(*dy.shape[:2], h), dy.new_zeros(*head.key_index.shape, h + w)
     dc = [torch.empty_like(c) for c in head.c]
-    for rows, lists in head.groups(needed, 2 * head.numbers()):
+    for rows, lists in head.groups(needed, 2):
         weights, q, k, v = head.attention(rows, lists, room)
         dv, ds = weights.mT @ dy[rows], dy[rows] @ v.mT
         torch.ops.aten._softmax_backward_data.out(ds, weights, -1, head.dtype, grad_input=ds)
@@ -65,7 +65,7 @@ def backward(head: Head, needed: Tensor, dout: Tensor, room: Tensor) -> list[Ten
         dkv.flatten(1).index_add_(0, lists.flatten(), both.view(lists.numel(), -1))
         dx = ds @ k * scale
         dq[rows] = dx[..., :h]
-        if columns is not None:
+        if columns is not None and head.fits[rows[0]]:
             dc[0][rows] = (dx[..., None, h:-1] @ columns.T[rows].mT)[..., 0, :]
             continue
         to = head.keys.at[lists].flatten(1, 2)
@@ -74,7 +74,7 @@ def backward(head: Head, needed: Tensor, dout: Tensor, room: Tensor) -> list[Ten
             grad[rows] = project(ds[:, None], basis, grad[rows][:, None])[:, 0] * factor
     if columns is not None:
         norms = torch.linalg.vector_norm(dy, dim=-1) * torch.linalg.vector_norm(head.v, dim=-1, dtype=head.dtype).amax()
-        lost = torch.linalg.vector_norm(norms[..., None] * columns.bound[:, None])
+        lost = torch.linalg.vector_norm((norms[..., None] * columns.bound[:, None])[head.fits])
         if not bool(lost * scale * GRADIENT_ROUNDING <= ALLOWED * torch.linalg.vector_norm(dc[0])):
             return backward(head.without_columns(), needed, dout, room)
     return [dq, dkv[..., :h], dkv[..., h:], *dc]
@@ -208,11 +208,22 @@ def looks_everywhere(call: Call, terms: Sequence[Relative], coefficients: Sequen
     return float(falls.float().mean()) < 0.1
 
 
+def expected(call: Call, terms: Sequence[Relative], coefficients: Sequence[Tensor], needed: float) -> float:
+    """The time of tiles, of which this share is needed, in units of dense attention."""
+    if not sparse.from_d(call):
+        return sparse.cost(call, needed)
+    chosen = sparse.spread(prod(call.q.shape[:2]), SAMPLED[1])
+    heads = (Head(call, terms, coefficients, *divmod(i, call.q.shape[1])) for i in chosen)
+    wide = sum(1 - float(head.fits.float().mean()) for head in heads) / len(chosen)  # the share that has no columns
+    return sparse.cost(call, needed * (1 + sparse.FROM_D * wide))
+
+
 def is_worth_it(call: Call, terms: Sequence[Relative], coefficients: Sequence[Tensor]) -> bool:
     """Whether tiles are expected to be faster than dense attention."""
     if looks_everywhere(call, terms, coefficients):
         return False
-    return sparse.cost(call, share(call, terms, coefficients, call.needs_grad, SAMPLED)) < 1.0
+    needed = share(call, terms, coefficients, call.needs_grad, SAMPLED)
+    return expected(call, terms, coefficients, needed) < 1.0
 
 
 def chosen(call: Call) -> tuple[tuple[Relative, ...], list[Tensor]] | None:
@@ -229,8 +240,10 @@ def describe(call: Call) -> str | None:
     if (made := chosen(call)) is None:
         return None
     needed = share(call, *made, call.needs_grad)
-    where = "columns centred in each tile" if Head(call, *made, 0, 0).columns else "scores formed from D"
-    gain = f"about {sparse.cost(call, needed):.2f} of the time of all tiles"
+    fits = Head(call, *made, 0, 0).fits
+    where = "columns centred in each tile" if fits.any() else "scores formed from D"
+    where += ", or formed from D where those would lose digits" if fits.any() and not fits.all() else ""
+    gain = f"about {expected(call, *made, needed):.2f} of the time of all tiles"
     return f"{call.names} over the {needed:.1%} of tiles that may have weight, {where}; expected: {gain}"
 
 

@@ -82,7 +82,7 @@ class Side(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # (tiles, s), -1 in empty slots
     at: Tensor  # (tiles, s, p) in float64, NaN where there is no position
     middle: Tensor  # (tiles, p)
-    offset: Tensor  # (tiles, s, p) in float32, from the middle; 0 where there is no position
+    filled: Tensor  # (tiles, s, p) in float64, the middle where there is no position
     compact: int  # tiles with positions
 
     @classmethod
@@ -95,8 +95,7 @@ class Side(NamedTuple):
         index = torch.cat([tiles.index.expand(-1, size), more.view(-1, size)])
         at = torch.where((index < 0)[..., None], torch.nan, r.double()[index])
         middle = torch.cat([tiles.middle, tiles.middle.new_zeros(count, r.shape[-1])])
-        offset = (at - middle[:, None]).nan_to_num(nan=0.0).float()
-        return cls(index, at, middle, offset, len(tiles.index))
+        return cls(index, at, middle, torch.where(at.isnan(), middle[:, None], at), len(tiles.index))
 
 
 def sides(positions: Positions, pad: int) -> list[Side]:
