@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from parapos.attention import KERNELS, Call, Distance, Polynomial, Quadratic, Table, Term
+from parapos.attention import KERNELS, Call, Distance, Polynomial, Quadratic, Table, Term, native
 from parapos.positions import Positions
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -74,10 +74,12 @@ def probe(cell: Cell, n: int = 17) -> Call:
 
 @contextmanager
 def pretended(cell: Cell) -> Iterator[None]:
-    """Tensors of the cell may be made and asked about. A GPU is taken to be an NVIDIA one that is recent enough."""
+    """Tensors of the cell may be made and asked about. A GPU is taken to be an NVIDIA one that is recent enough, and a
+    C++ compiler to be there."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with ExitStack() as stack:
+        stack.enter_context(patch.object(native, "library"))
         if cell.device == "cuda":
             properties = SimpleNamespace(major=8, minor=0)
             stack.enter_context(patch("torch.cuda.get_device_properties", return_value=properties))

@@ -39,3 +39,9 @@ def is_transformed() -> bool:
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+def is_watched(x: Tensor) -> bool:
+    """Whether something follows the operators that x meets: a compiler, a tracer, a counter."""
+    is_traced = torch.compiler.is_compiling() or torch._C._is_tracing() or x.is_meta or type(x) is not Tensor
+    return is_traced or torch._C._len_torch_dispatch_stack() > 0

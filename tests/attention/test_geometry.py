@@ -74,6 +74,7 @@ WANTED = {
 }
 
 
+@pytest.mark.usefixtures("no_compiler")
 @encodings
 @pytest.mark.parametrize("padded", [False, True])
 def test_once_for_four_layers(name: str, padded: bool, made: dict[str, int]) -> None:
@@ -91,6 +92,7 @@ def test_once_for_four_layers(name: str, padded: bool, made: dict[str, int]) -> 
     assert made == {key: 2 * count for key, count in wanted.items()}
 
 
+@pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("encoding", ["pape", "alibi"])
 def test_cross_attention_shares_geometry_too(encoding: str, made: dict[str, int]) -> None:
     nets = [parapos.Attention(24, 2, encoding, 2) for _ in range(3)]

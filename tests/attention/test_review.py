@@ -114,6 +114,7 @@ def test_gradients_of_positions_are_not_kept_from_an_earlier_call(name: str) -> 
         assert gradient.abs().max() > 0
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_positions_keep_one_of_a_kind() -> None:
     q, k, v = inputs()
     few, many = Positions.of(torch.randn(4, 2)), Positions.of(torch.randn(24, 2))

@@ -85,6 +85,7 @@ def test_gradients_are_judged_one_by_one() -> None:
         assert (found[name] - want[name]).norm() <= 5e-4 * want[name].norm()
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_explain_counts_the_samples() -> None:
     tensors, r = windows({1: 1e4, 3: 1e5})
     text = str(explain(*(tensors[x] for x in "qkv"), [Quadratic(tensors["M"], tensors["g"], r)], scale=0.3))
@@ -163,3 +164,16 @@ def test_gradients_of_few_scores_inside_of_autocast() -> None:
         found = run(tensors, r, "fused", None)
     for name, x in found.items():
         torch.testing.assert_close(x, want[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_no_weight_is_so_small_that_its_products_are_subnormal(hides: bool) -> None:
+    made = -torch.linspace(0.0, 200.0, 2001).expand(3, -1).clone()
+    made[1] *= 1e4
+    if hides:
+        made[2, 1::2] = -torch.inf
+    weights = scores.softmax_(made.clone(), hides)
+    assert not ((weights > 0) & (weights < 1e-25)).any()
+    expected = torch.softmax(made.double(), -1)
+    assert (weights - expected).abs().amax() < 1e-6
+    assert not weights[2, 1::2].any() or not hides

@@ -62,6 +62,7 @@ def test_explain_takes_the_arguments_of_attend() -> None:
     assert parapos.explain(q, k, v, terms, None, 0.1, "fused", strict=True).kernel == "fused"
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_explain_knows_what_numbers_do_to_columns() -> None:
     n = 600
     q, r = torch.zeros(1, 1, n, 8), parapos.grid_positions(20, 30)[None]
@@ -98,6 +99,7 @@ def test_second_derivatives_are_refused_in_words() -> None:
         first.sum().backward()
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_explain_is_what_runs() -> None:
     q, k, v, terms = call()
     plan = parapos.explain(q, k, v, terms)
@@ -148,7 +150,7 @@ def test_bad_input() -> None:
     bad("q must be (batch, heads, tokens, size), got (2, 50, 16)", q=q[0])
     bad("got (1, 2, 50, 16), (1, 2, 49, 16), (1, 2, 50, 16)", k=q[:, :, :49])
     bad("must agree in B, H, N and h", k=q[..., :8])
-    bad("unknown kernel 'fast', expected one of auto, triton, fused, flex, reference", kernel="fast")
+    bad("unknown kernel 'fast', expected one of auto, triton, native, fused, flex, reference", kernel="fast")
     bad(
         "Table.bias must be (1 or 1, 2 or 1, 50, 50), got (1, 2, 49, 50)",
         terms=[parapos.Table(torch.zeros(1, 2, 49, 50))],

@@ -130,6 +130,7 @@ def test_distance_is_blind_to_nothing_but_missing_positions() -> None:
     assert scores.tolist() == [[0, -10, 0], [-10, 0, 0], [0, 0, 0]]
 
 
+@pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("p", "full_form", "multiple"), [(1, 2, 2), (2, 5, 3), (3, 9, 4), (4, 14, 5)])
 @pytest.mark.parametrize("unplaced", [False, True])

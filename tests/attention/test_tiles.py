@@ -135,6 +135,7 @@ def test_a_wide_tile_is_formed_from_d_and_leaves_the_others_their_columns(masked
             assert error <= (5e-4 if i else 2e-5) * float(y[sample].norm()), (i, sample)
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_calls_that_dense_attention_would_form_from_d_run_by_tiles_from_fewer_tokens_on() -> None:
     call = scattered(None)
     near = replace(call, terms=(replace(call.terms[0], r=Positions.of(torch.rand(1, call.q.shape[2], 2))),))  # type: ignore[type-var]
@@ -205,6 +206,7 @@ def count_tiles() -> Any:
     return patch.object(tiles, "forward", side_effect=tiles.forward)
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_attend_skips_by_default_and_looks_everywhere_when_told() -> None:
     call = make("local", 2, 4)
     with count_tiles() as ran:
@@ -221,6 +223,7 @@ def test_where_nothing_can_be_skipped_dense_attention_runs() -> None:
     assert not ran.called
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_explain_tells_the_share_of_tiles() -> None:
     local, flat = make("local", 2, 4), make("flat", 2, 4)
     lists = [head.needed(torch.arange(len(head.index)), TOLERANCE, False)[:, :-1] for _, head in heads(local)]

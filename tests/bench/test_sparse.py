@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parapos.analysis.tiles import inputs
-from parapos.attention import tiles
+from parapos.attention import native, tiles
 from parapos.bench import sparse, sparse_view
 from parapos.blocks import Attention
 from parapos.experiments.demo import shipped_folder
@@ -58,8 +58,9 @@ def test_what_skips_is_run_twice(subject, monkeypatch):
     dense, skipping, skips, tokens = sparse.answers(model, image)
     assert dense is skipping
     assert (skips, tokens, runs) == (False, 576, [[None] * 3])
+    monkeypatch.setattr(native, "LEAST", 100)
     monkeypatch.setattr(tiles.sparse, "LEAST", 100)
-    monkeypatch.setattr(tiles.sparse, "cost", lambda call, share: share)
+    monkeypatch.setattr(tiles.sparse, "cost", lambda call, share, costs=None: share)
     for _ in range(2):  # the second sample skips as the first did
         runs.clear()
         dense, skipping, skips, _ = sparse.answers(model, image)

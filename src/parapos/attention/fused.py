@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..relative import contract, project
-from ..tracing import cast, no_autocast
+from ..tracing import cast, is_watched, no_autocast
 from . import reference, sparse, tiles
 from .columns import ALLOWED, GRADIENT_ROUNDING, columns, fits
 from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
@@ -153,12 +153,6 @@ def _(dout, wanted, q, k, v, mask, scale, exponents, factors, weights, coefficie
     return [*(empty_heads(x) for x in (q, k, v)), *(x.new_empty(x.shape if want else 0) for x, want in learned)]
 
 
-def _is_watched(q: Tensor) -> bool:
-    """Whether something follows operators. If not, plain functions run: dispatch takes as long as a small call."""
-    is_traced = torch.compiler.is_compiling() or torch._C._is_tracing() or q.is_meta or type(q) is not Tensor
-    return is_traced or torch._C._len_torch_dispatch_stack() > 0
-
-
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.numbers, ctx.counts = inputs[4:8], [len(x) for x in inputs[8:]]
     ctx.save_for_backward(*inputs[:4], *chain.from_iterable(inputs[8:]))
@@ -224,13 +218,14 @@ def attention(call: Call) -> Tensor:
         return reference.attention(call)[0]
     if not call.terms:
         return plain(q, k, v, hidden(call.mask, q.dtype), call.scale)
-    if not _is_watched(q) and (out := tiles.attention(replace(call, q=q, k=k, v=v))) is not None:
+    # If nothing follows operators, plain functions run: dispatch takes as long as a small call.
+    if not is_watched(q) and (out := tiles.attention(replace(call, q=q, k=k, v=v))) is not None:
         return out
     term = separable(call)
     s = Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     made = [] if term is None else list(columns(term))
     result: Tensor
-    if _is_watched(q):
+    if is_watched(q):
         result = _forward_op(*(q, k, v, call.mask, call.scale, *s, made))
     else:
         result = _Attention.apply(call.mask, call.scale, s, made, q, k, v, *s.coefficients, *s.tables)

@@ -19,7 +19,7 @@ from ..relative import contract, function, functions
 from . import sparse
 from .columns import ALLOWED, ROUNDING
 from .kernels import Call
-from .scores import raise_lowest
+from .scores import softmax_
 from .terms import Relative
 from .tiling import Columns, Side, sides, tile_columns, tilings
 
@@ -202,15 +202,13 @@ class Head:
         if not self.fits[rows[0]]:
             k = k[..., :h]
             torch.baddbmm(self.bias(rows, lists)[:, 0], q, k.mT, alpha=self.scale, out=into)
-            return torch.softmax(into, -1, out=into), q, k, v
+            return softmax_(into, hides=True), q, k, v
         q = torch.cat([q, self.query_columns[rows]], -1)
         k[..., h:-2] = torch.stack(self.key_columns(rows, lists), -1)
         torch.baddbmm(into, q, k.mT, beta=0, alpha=self.scale, out=into)
-        if self.mask is None:
-            raise_lowest(into)
-        else:
+        if self.mask is not None:
             into.masked_fill_(~self.looks(rows, lists)[:, 0], -torch.inf)
-        return torch.softmax(into, -1, out=into), q, k, v
+        return softmax_(into, hides=self.mask is not None), q, k, v
 
     def numbers(self, row: Tensor) -> int:
         """How many numbers a key takes in a group with this tile of queries, the widest tensors counted."""

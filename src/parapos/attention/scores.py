@@ -150,10 +150,17 @@ def blocks_from_d(q: Tensor, k: Tensor, s: Scores, mask: Tensor | None, dtype: t
             yield samples, ALL, rows, basis, s.block(basis, mask, samples, rows, dtype)
 
 
-def raise_lowest(scores: Tensor) -> None:
-    """Leaves no weight below 1e-37, in place: numbers that small take many times as long."""
+def softmax_(scores: Tensor, hides: bool) -> Tensor:
+    """Weights from scores, in place. hides: some scores are -inf.
+
+    Weights below 1e-20 become 0, or 2e-22 where no score is -inf: their products would be subnormal numbers, which
+    take many times as long on some processors.
+    """
+    if hides:
+        return F.threshold(torch.softmax(scores, -1, out=scores), 1e-20, 0.0, inplace=True)
     largest = scores.amax(-1, keepdim=True)
-    torch.maximum(scores, largest - largest.abs().mul_(2.0**-16).clamp_(min=85.0), out=scores)  # also of large scores
+    torch.maximum(scores, largest - largest.abs().mul_(2.0**-16).clamp_(min=50.0), out=scores)  # also of large scores
+    return torch.softmax(scores, -1, out=scores)
 
 
 def weights_of(q: Tensor, k: Tensor, bias: Tensor | None, scale: float, hides: bool = False) -> Tensor:
@@ -162,10 +169,8 @@ def weights_of(q: Tensor, k: Tensor, bias: Tensor | None, scale: float, hides: b
     torch.baddbmm(scores, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale, out=scores)
     if bias is not None:
         scores.unflatten(0, q.shape[:2]).add_(bias)
-    else:
-        raise_lowest(scores)
     empty = scores.amax(-1, keepdim=True) == -torch.inf if hides else None
-    weights = torch.softmax(scores, -1, out=scores)
+    weights = softmax_(scores, hides=bias is not None)
     return weights if empty is None else weights.masked_fill_(empty, 0.0)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..tracing import no_autocast
-from . import flex, fused, reference, sparse, triton  # noqa: F401 - each registers its kernel
+from . import flex, fused, native, reference, sparse, triton  # noqa: F401 - each registers its kernel
 from .kernels import KERNELS, Call, Kernel, find_kernel
 from .terms import Relative, Term, fits
 

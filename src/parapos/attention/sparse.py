@@ -322,9 +322,14 @@ def from_d(call: Call) -> float:
     return 1.0 - float(good.float().mean())
 
 
-def cost(call: Call, share: float) -> float:
-    """The time of tiles, of which this share is needed, in units of dense attention. Both may form scores from D."""
-    return (PAIR_COST * share + QUERY_COST / call.k.shape[2]) / (1 + FROM_D * from_d(call))
+def cost(call: Call, share: float, costs: tuple[float, float] | None = None) -> float:
+    """The time of tiles, of which this share is needed, in units of dense attention. Both may form scores from D.
+
+    costs: of a kernel whose scores take the same time however they are formed.
+    """
+    of_pair, of_query = costs or (PAIR_COST, QUERY_COST)
+    dense = 1.0 if costs else 1 + FROM_D * from_d(call)
+    return (of_pair * share + of_query / call.k.shape[2]) / dense
 
 
 def spread(count: int, most: int | None) -> list[int]:

@@ -218,12 +218,14 @@ def expected(call: Call, terms: Sequence[Relative], coefficients: Sequence[Tenso
     return sparse.cost(call, needed * (1 + sparse.FROM_D * wide))
 
 
-def is_worth_it(call: Call, terms: Sequence[Relative], coefficients: Sequence[Tensor]) -> bool:
-    """Whether tiles are expected to be faster than dense attention."""
+def is_worth_it(
+    call: Call, terms: Sequence[Relative], coefficients: Sequence[Tensor], costs: tuple[float, float] | None = None
+) -> bool:
+    """Whether tiles are expected to be faster than dense attention. costs: of a kernel that runs lists."""
     if looks_everywhere(call, terms, coefficients):
         return False
     needed = share(call, terms, coefficients, call.needs_grad, SAMPLED)
-    return expected(call, terms, coefficients, needed) < 1.0
+    return (expected(call, terms, coefficients, needed) if costs is None else sparse.cost(call, needed, costs)) < 1.0
 
 
 def chosen(call: Call) -> tuple[tuple[Relative, ...], list[Tensor]] | None:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..analysis.tiles import DEFAULT, calls, inputs, larger, needed
-from ..attention import attend, tiles
+from ..attention import attend, native, tiles
 from ..attention.kernels import Call
 from ..attention.sparse import spread
 from ..blocks import Attention
@@ -127,6 +127,13 @@ def _set_tolerance(model: nn.Module, tolerance: float | None) -> nn.Module:
     return model
 
 
+def _skips(call: Call) -> bool:
+    """Whether the kernel that serves a call skips tiles of keys."""
+    if native.KERNEL.reason_against(call) is None:
+        return native.is_worth_lists(call)
+    return tiles.chosen(call) is not None
+
+
 @torch.no_grad()
 def answers(model: nn.Module, given: Sequence[Tensor]) -> tuple[Tensor, Tensor, bool, int]:
     """Logits with every tile and with skipping, whether a layer skips at all, and the number of tokens.
@@ -136,7 +143,7 @@ def answers(model: nn.Module, given: Sequence[Tensor]) -> tuple[Tensor, Tensor, 
     found: list[Tensor] = []
     with hooked([model.register_forward_hook(lambda module, args, out: found.append(out[0]))]):
         layers = calls(_set_tolerance(model, None), given)
-    sparse, skips = found[0], any(tiles.chosen(call) is not None for call in layers)
+    sparse, skips = found[0], any(_skips(call) for call in layers)
     dense = _set_tolerance(model, 0.0)(*given)[0] if skips else sparse
     return dense, sparse, skips, layers[0].q.shape[2]
 

@@ -1,0 +1,374 @@
+"""The kernel that is compiled for this CPU: its building, its sizes, its lists of tiles. The grids of test_budget and
+others run it as they run every kernel.
+
+B batch, H heads, n queries, N keys, h query/key size, w value size.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+import parapos
+from parapos import Distance, Positions, Quadratic, Table, attend, explain
+from parapos.attention import native
+from parapos.attention.kernels import Call
+
+needed = pytest.mark.skipif(isinstance(native.library(), native.Missing), reason=str(native.library()))
+
+
+def inputs(n: int, count: int, h: int, w: int, p: int = 2, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(n + 7 * count)
+    made = {
+        "q": torch.randn(2, 3, n, h, generator=g),
+        "k": torch.randn(2, 3, count, h, generator=g),
+        "v": torch.randn(2, 3, count, w, generator=g),
+        "M": torch.randn(2, 3, n, p, p, generator=g),
+        "g": torch.randn(2, 3, n, p, generator=g),
+        "slopes": torch.rand(3, generator=g),
+    }
+    made["M"] = -(made["M"] @ made["M"].mT)
+    return {name: x.to(dtype).requires_grad_() for name, x in made.items()}
+
+
+def run(x: dict[str, Tensor], kernel: str, mask: Tensor | None = None, table: Tensor | None = None) -> list[Tensor]:
+    """The output, and the gradients of all inputs."""
+    p, n, count = x["g"].shape[-1], x["q"].shape[2], x["k"].shape[2]
+    g = torch.Generator().manual_seed(3)
+    at, to = (Positions.of(torch.rand(size, p, generator=g) * 3) for size in (n, count))
+    terms: list[parapos.Term] = [Quadratic(x["M"], x["g"], at, to), Distance(x["slopes"], at, keys=to)]
+    terms += [] if table is None else [Table(table.to(x["q"].dtype), 0.5)]
+    out = attend(x["q"], x["k"], x["v"], terms, mask, 0.3, kernel)
+    assert isinstance(out, Tensor)
+    weight = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype)
+    return [out, *torch.autograd.grad((out * weight).sum(), list(x.values()))]
+
+
+def assert_same(x: dict[str, Tensor], mask: Tensor | None = None, table: Tensor | None = None) -> None:
+    expected = run(x, "reference", mask, table)
+    single = {name: t.detach().float().requires_grad_() for name, t in x.items()}
+    for name, want, got in zip(("out", *x), expected, run(single, "native", mask, table), strict=True):
+        assert torch.linalg.vector_norm(got - want) <= 2e-6 * torch.linalg.vector_norm(want) + 1e-6, name
+
+
+@needed
+@pytest.mark.parametrize(
+    ("n", "count", "h", "w"),
+    [(1, 1, 1, 1), (63, 95, 16, 16), (64, 96, 17, 3), (65, 97, 64, 64), (130, 193, 5, 40), (3, 300, 33, 2)],
+)
+def test_sizes_about_those_of_blocks(n: int, count: int, h: int, w: int) -> None:
+    assert_same(inputs(n, count, h, w))
+
+
+@needed
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+def test_dimensions_of_positions(p: int) -> None:
+    assert_same(inputs(40, 50, 8, 8, p))
+
+
+@needed
+def test_masks_and_tables_of_every_shape() -> None:
+    x = inputs(70, 110, 8, 12)
+    for shape in ((2, 110), (1, 1, 70, 110), (2, 1, 70, 110), (1, 3, 70, 110), (2, 3, 70, 110)):
+        mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) > 0.5
+        mask[..., :3] = False
+        assert_same(x, mask)
+    for shape in ((1, 1, 70, 110), (2, 3, 70, 110)):
+        table = torch.randn(shape)
+        table[..., 5:20, :] = -math.inf
+        assert_same(x, None, table)
+
+
+@needed
+def test_rows_that_are_far_apart_in_memory_or_shared() -> None:
+    x = inputs(50, 60, 8, 8)
+    x["q"] = x["q"].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    x["k"] = x["k"].detach().mT.contiguous().mT.requires_grad_()
+    x["v"] = x["v"].detach()[:1].expand(2, -1, -1, -1).requires_grad_()
+    assert_same(x)
+
+
+@needed
+def test_what_is_not_a_number_stays_so() -> None:
+    x = {name: t.detach().float() for name, t in inputs(5, 7, 4, 4).items()}
+    x["q"][0, 0, 2, 1] = math.nan
+    x["q"][0, 1, 3] = 1e30
+    x["k"][0, 1, 4] = 1e30
+    with torch.no_grad():
+        at, to = Positions.of(torch.rand(5, 2)), Positions.of(torch.rand(7, 2))
+        out = attend(x["q"], x["k"], x["v"], [Quadratic(x["M"], None, at, to)], kernel="native")
+        expected = attend(x["q"], x["k"], x["v"], [Quadratic(x["M"], None, at, to)], kernel="reference")
+    assert isinstance(out, Tensor)
+    assert isinstance(expected, Tensor)
+    assert torch.equal(out.isnan(), expected.isnan())
+    assert out[0, 0, 2].isnan().all()
+    assert out[0, 1, 3].isnan().all()
+
+
+@needed
+def test_the_same_bits_whatever_the_threads() -> None:
+    x = {name: t.detach().float().requires_grad_() for name, t in inputs(150, 170, 16, 16).items()}
+    before, first = torch.get_num_threads(), run(x, "native")
+    try:
+        torch.set_num_threads(1)
+        alone = run(x, "native")
+        found: list[list[Tensor]] = []
+        threads = [threading.Thread(target=lambda: found.append(run(x, "native"))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        torch.set_num_threads(before)
+    for other in (alone, *found):
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@needed
+def test_second_derivatives_are_refused_and_changes_noticed() -> None:
+    x = {name: t.detach().float().requires_grad_() for name, t in inputs(5, 5, 4, 4).items()}
+    out = attend(x["q"], x["k"], x["v"], [Quadratic(x["M"], None, torch.rand(1, 5, 2))], kernel="native")
+    assert isinstance(out, Tensor)
+    (grad,) = torch.autograd.grad(out.square().sum(), x["q"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+    out = attend(x["q"] * 1, (k := x["k"] * 1), x["v"], [Quadratic(x["M"], None, torch.rand(1, 5, 2))], kernel="native")
+    k.data.zero_()
+    k.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()  # type: ignore[union-attr]
+
+
+def far_looks(batch: int = 1) -> tuple[Call, Positions]:
+    """48 x 48 tokens that look at their neighbourhood, and one without a position."""
+    r = parapos.grid_positions(48, 48).float()
+    r = torch.cat([r, torch.full((1, 2), math.nan)])
+    at, n = Positions.of(r), len(r)
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(batch, 2, n, 16, generator=g).requires_grad_() for _ in range(3))
+    M = (-torch.eye(2) * (0.5 + torch.rand(batch, 2, n, 1, 1, generator=g))).requires_grad_()
+    terms = (Quadratic(M, torch.randn(batch, 2, n, 2, generator=g).requires_grad_(), at),)
+    return Call(q, k, v, terms, None, 0.25, tolerance=1e-7), at
+
+
+@needed
+@pytest.mark.parametrize("masked", [None, "padding", "each"])
+def test_lists_of_tiles_lose_no_weight(masked: str | None) -> None:
+    call, _ = far_looks(2)
+    n = call.q.shape[2]
+    mask = None
+    if masked == "padding":
+        mask = torch.rand(2, n, generator=torch.Generator().manual_seed(5)) > 0.3
+    elif masked == "each":
+        mask = torch.rand(1, 1, n, n, generator=torch.Generator().manual_seed(5)) > 0.3
+    leaves = [call.q, call.k, call.v, call.terms[0].M, call.terms[0].g]  # type: ignore[attr-defined]
+    found = []
+    with patch.object(native, "LEAST", 1024), patch.object(native, "QUERY_COST", 1.0):
+        for tolerance in (None, 0.0):
+            out = attend(call.q, call.k, call.v, call.terms, mask, 0.25, "native", tolerance=tolerance)
+            assert isinstance(out, Tensor)
+            weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
+            found.append([out, *torch.autograd.grad((out * weight).sum(), leaves)])
+    for some, every in zip(*found, strict=True):
+        assert torch.linalg.vector_norm(some - every) <= 1e-5 * torch.linalg.vector_norm(every)
+    with torch.no_grad(), patch.object(native, "LEAST", 1024), patch.object(native, "QUERY_COST", 1.0):
+        text = str(explain(call.q, call.k, call.v, call.terms, mask, 0.25, "native"))
+    assert "of tiles that may have weight" in text
+
+
+@needed
+def test_forward_and_backward_visit_the_tiles_that_are_needed_and_no_others() -> None:
+    """Keys of other tiles hold NaN, which would show; their gradients are 0."""
+    call, _ = far_looks()
+    (lists,) = native._lists(call)
+    query_tiles, key_tiles, visited = lists
+    visited = visited.clone().zero_()
+    visited[..., 0] = 1
+    near = key_tiles[0, 0, 0]
+    hidden = torch.ones(call.k.shape[2], dtype=torch.bool)
+    hidden[near[near >= 0].long()] = False
+    k, v = (x.detach().masked_fill(hidden[:, None], math.nan).requires_grad_() for x in (call.k, call.v))
+    with (
+        patch.object(native, "is_worth_lists", lambda call: True),
+        patch.object(native, "_lists", lambda call: iter([(query_tiles, key_tiles, visited)])),
+    ):
+        out = native.attention(Call(call.q, k, v, call.terms, None, 0.25, tolerance=1e-7))
+        out.sum().backward()
+    assert out.isfinite().all()
+    for x in (k, v):
+        assert x.grad is not None
+        assert not x.grad[:, :, hidden].any()
+        assert x.grad[:, :, ~hidden].any()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Path]:
+    """An empty cache."""
+    with patch.dict(os.environ, {"XDG_CACHE_HOME": str(tmp_path)}):
+        yield tmp_path
+
+
+@needed
+def test_it_is_compiled_once_and_again_if_the_file_is_broken(fresh: Path) -> None:
+    native.build()
+    (path,) = (fresh / "parapos").glob("*.so")
+    with patch.object(native, "_compile", side_effect=AssertionError):
+        native.build()
+    broken = fresh / "other" / "parapos" / path.name  # not where this process has it loaded from
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(path.read_bytes()[:1000])
+    broken.with_suffix(".sha256").write_text(path.with_suffix(".sha256").read_text())
+    with patch.dict(os.environ, {"XDG_CACHE_HOME": str(fresh / "other")}):
+        native.build()
+    assert broken.stat().st_size == path.stat().st_size
+
+
+@needed
+def test_why_it_is_missing(fresh: Path, tmp_path: Path) -> None:
+    def why() -> str:
+        with pytest.raises(native.Missing) as caught:
+            native.build()
+        return str(caught.value)
+
+    with patch.dict(os.environ, {"PATH": str(tmp_path), "CXX": ""}):
+        assert "needs a C++ compiler" in why()
+    with patch.dict(os.environ, {"PARAPOS_NATIVE": "0"}):
+        assert "PARAPOS_NATIVE=0" in why()
+    with patch.object(native, "FLAGS", ("--no-such-flag",)):
+        assert "could not compile" in why()
+    shutil.rmtree(tmp_path / "parapos")
+    (tmp_path / "parapos").write_text("a file where the folder should be")
+    assert "could not be built" in why()
+    with patch.object(native.sys, "platform", "win32"):
+        assert "Linux" in why()
+
+
+def test_without_it_others_serve_and_explain_says_why() -> None:
+    q, r = torch.randn(1, 2, 5, 4), Positions.of(torch.rand(5, 2))
+    terms = [Quadratic(-torch.rand(1, 2, 5), None, r)]
+    with patch.object(native, "library", lambda: native.Missing("it needs a C++ compiler")):
+        assert "native: it needs a C++ compiler" in str(explain(q, q, q, terms))
+        out = attend(q, q, q, terms)
+    torch.testing.assert_close(out, attend(q, q, q, terms, kernel="reference"))
+
+
+@needed
+@pytest.mark.parametrize("value", [1e3, 1e5, 1e9])
+def test_gradients_of_large_scores_that_many_keys_share(value: float) -> None:
+    grads = []
+    for kernel, dtype in (("native", torch.float32), ("reference", torch.float64)):
+        q, k = torch.ones(1, 1, 4, 4, dtype=dtype), torch.full((1, 1, 50, 4), value / 4, dtype=dtype)
+        v = torch.linspace(-1, 1, 150, dtype=dtype).view(1, 1, 50, 3).requires_grad_()
+        terms = [Distance(torch.ones(1), torch.zeros(1, 4, 2), keys=torch.zeros(1, 50, 2))]
+        out = attend(q, k, v, terms, scale=1.0, kernel=kernel)
+        grads += torch.autograd.grad(out.sum(), v)  # type: ignore[union-attr]
+    torch.testing.assert_close(grads[0].double(), grads[1], rtol=1e-5, atol=0)
+
+
+@needed
+def test_one_key_of_weight_has_no_gradient_of_its_form() -> None:
+    r, M = torch.rand(1, 64, 2), torch.randn(1, 1, 64, 2, 2).requires_grad_()
+    k = torch.randn(1, 1, 1, 32)
+    out = attend(torch.randn(1, 1, 64, 32), k, k, [Quadratic(M, None, r, r[:, :1] + 100)], kernel="native")
+    (grad,) = torch.autograd.grad(out.square().sum(), M)  # type: ignore[union-attr]
+    assert not grad.any()
+
+
+@needed
+def test_tables_and_positions_that_change_between_the_passes_are_noticed() -> None:
+    q, r, table = torch.randn(1, 2, 7, 4, requires_grad=True), torch.rand(1, 7, 2), torch.randn(1, 1, 7, 7)
+    for changed, term in ((table, Table(table)), (r, Quadratic(None, torch.randn(1, 2, 7, 2), r))):
+        out = attend(q, q, q, [term], kernel="native")
+        changed.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()  # type: ignore[union-attr]
+
+
+@needed
+def test_autocast_in_the_backward_pass_rounds_nothing() -> None:
+    q, r, M = torch.randn(1, 2, 7, 4), torch.rand(1, 7, 2), torch.randn(1, 2, 7, 2, 2).requires_grad_()
+    grads = []
+    for enabled in (False, True):
+        out = attend(q, q, q, [Quadratic(M, None, r)], kernel="native")
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            grads += torch.autograd.grad(out.sum(), M)  # type: ignore[union-attr]
+    assert torch.equal(*grads)
+
+
+@needed
+def test_what_other_code_sets_changes_nothing(tmp_path: Path) -> None:
+    q, r = torch.randn(1, 2, 7, 4), torch.rand(1, 7, 2)
+    terms = [Quadratic(torch.randn(1, 2, 7, 2, 2), None, r)]
+    before = attend(q, q, q, terms, kernel="native")
+    torch.set_default_dtype(torch.float64)
+    try:
+        native._columns.cache_clear()
+        assert torch.equal(before, attend(q, q, q, terms, kernel="native"))  # type: ignore[arg-type]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(attend(torch._neg_view(q), q, q, terms), attend(-q, q, q, terms))  # type: ignore[arg-type]
+    lines = "7f00-7f01 r--p 0 00:00 0  /x/compressed.npy\n7f00-7f01 r-xp 0 00:00 0  /x/libgomp-a34b.so.1.0.0\n"
+    with patch.object(native.Path, "read_text", return_value=lines):
+        assert native._threads_library() == ["/x/libgomp-a34b.so.1.0.0"]
+
+
+@needed
+def test_what_it_refuses() -> None:
+    q = torch.randn(1, 2, 7, 4)
+    cubic = parapos.Polynomial(torch.randn(1, 2, 7, 1), torch.rand(1, 7, 2), powers=((2, 1),))
+    for term, why in (
+        (Distance(torch.ones(2), torch.rand(1, 7, 0)), "0 dimensions"),
+        (Distance(torch.ones(2), torch.rand(1, 7, 5)), "5 dimensions"),
+        (cubic, "neither of degree one or two"),
+    ):
+        with pytest.raises(RuntimeError, match=why):
+            attend(q, q, q, [term], kernel="native")
+    with pytest.raises(RuntimeError, match="it computes in float32"):
+        attend(*[q.double()] * 3, [Distance(torch.ones(2), torch.rand(1, 7, 2))], kernel="native")
+
+
+@needed
+def test_too_little_memory_is_an_error_of_python() -> None:
+    code = """
+import resource, torch
+from parapos import Distance, attend
+torch.set_num_threads(1)
+q, (k, v) = torch.randn(1, 1, 100, 8, requires_grad=True), torch.randn(2, 1, 1, 400_000, 8)
+term = Distance(torch.ones(1), torch.randn(1, 100, 2), keys=torch.randn(1, 400_000, 2))
+out = attend(q, k, v, [term], kernel="native", tolerance=0)
+size = int(next(x for x in open("/proc/self/status") if x.startswith("VmSize")).split()[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (size + 60 * 2**20,) * 2)
+try:
+    out.sum().backward()
+except RuntimeError as error:
+    print("refused:", error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "refused: " in done.stdout, done.stderr
+
+
+@needed
+def test_float64_positions_keep_what_float32_rounds_away() -> None:
+    g = torch.Generator().manual_seed(0)
+    r = torch.rand(1, 40, 2, generator=g, dtype=torch.float64) * 1000 + 1e-5 * torch.rand(1, 40, 2, generator=g)
+    slope = torch.full((1, 1, 40, 2), 1e6)  # which sees differences of a millionth
+    far = r - r.round(decimals=3)  # neighbours less than a thousandth apart, a thousand from the middle
+    at = Positions.of(far + torch.tensor([1000.0, -1000.0]) * (torch.arange(40) % 2).view(1, 40, 1))
+    q = torch.zeros(1, 1, 40, 4)
+    terms = [Quadratic(torch.full((1, 1, 40), -1e6), slope * 1e-3, at)]
+    v = torch.randn(1, 1, 40, 3, generator=g)
+    out = attend(q, q, v, terms, scale=1.0, kernel="native")
+    exact = [Quadratic(torch.full((1, 1, 40), -1e6).double(), slope.double() * 1e-3, at)]
+    expected = attend(q.double(), q.double(), v.double(), exact, scale=1.0, kernel="reference")
+    torch.testing.assert_close(out.double(), expected, rtol=1e-3, atol=1e-3)  # type: ignore[union-attr]
