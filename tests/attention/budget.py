@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import parapos
-from parapos.attention import KERNELS, attend, fused, scores
+from parapos.attention import KERNELS, attend, scores
 from parapos.attention.kernels import Call
 
 from . import criterion
@@ -51,10 +51,7 @@ def fed() -> Iterator[list[tuple[Tensor, Tensor]]]:
         calls.append((q.clone(), k.clone()))
         return attention(q, k, *rest, **options)
 
-    with (
-        patch.object(fused, "FLASH", partial(spy, fused.FLASH)),
-        patch.object(scores, "weights_of", partial(spy, scores.weights_of)),
-    ):
+    with patch.object(scores, "weights_of", partial(spy, scores.weights_of)):
         yield calls
 
 
@@ -168,8 +165,5 @@ def _variation(case: Case) -> float:
 
 
 def assert_within_budget(case: Case, kernel: str, exact: bool = False, needs_grad: bool = True) -> None:
-    """The fused kernel has two ways to attend to few tokens, and both are held to the budget."""
-    for short in (fused.SHORT, 0) if kernel == "fused" and not exact else (fused.SHORT,):
-        with patch.object(fused, "SHORT", short):
-            bad = {name: ratio for name, ratio in excess(case, kernel, exact, needs_grad).items() if not ratio <= 1}
-        assert not bad, f"{kernel} in {case.dtype}, short up to {short}: error over allowance {bad}"
+    bad = {name: ratio for name, ratio in excess(case, kernel, exact, needs_grad).items() if not ratio <= 1}
+    assert not bad, f"{kernel} in {case.dtype}: error over allowance {bad}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import parapos
-from parapos.attention import KERNELS, Kernel, fused, kernels, reference, register_kernel
+from parapos.attention import KERNELS, Kernel, kernels, reference, register_kernel
 from parapos.attention import scores as score_blocks
 
 from .budget import TRAINING, full, make_case
@@ -126,13 +126,14 @@ def test_fused_really() -> None:
         q, k, v, terms = call(dtype)
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             for exact in (False, True):
-                parapos.attend(q, k, v, terms, exact=exact)
-                parapos.attend(q, k, v, terms, mask, exact=exact)
-                parapos.attend(q, k, v, terms, mask[:, None, None].expand(1, 1, 50, 50), exact=exact)
+                parapos.attend(q, k, v, terms, exact=exact, kernel="fused")
+                parapos.attend(q, k, v, terms, mask, exact=exact, kernel="fused")
+                each = mask[:, None, None].expand(1, 1, 50, 50)
+                parapos.attend(q, k, v, terms, each, exact=exact, kernel="fused")
             parapos.attend(q, k, v[..., :8], (), mask)
             parapos.attend(q[..., :8], k[..., :8], v)
             strided = [x.mT.contiguous().mT for x in (q, k, v)]
-            parapos.attend(*strided, terms)
+            parapos.attend(*strided, terms, kernel="fused")
             parapos.attend(*strided)
 
 
@@ -187,15 +188,13 @@ def test_any_number_of_tokens_in_any_parts(
     n: int, keys: int | None, size: int, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head of a sample at a time, a few, or all; blocks of one query, a few or all: the same output and gradients."""
-    monkeypatch.setattr(fused, "QUERIES", max(1, size // 1000))
     for name, value in {"BLOCK_BYTES": size, "PRODUCT_BYTES": size, "ROWS": 1}.items():
         monkeypatch.setattr(score_blocks, name, value)
     g = torch.Generator().manual_seed(3)
     to = None if keys is None else torch.rand(2, keys, 2, generator=g) * 5
     case = make_case("pape", r=torch.rand(2, n, 2, generator=g) * 5, keys=to, batch=2, heads=3)
     mask = torch.rand(2, 3, n, n if keys is None else keys, generator=g) < 0.7
-    for case.mask, short in ((None, 0), (mask, 0), *((x, fused.SHORT) for x in (None, mask, mask[:, :1], mask[:1]))):
-        monkeypatch.setattr(fused, "SHORT", short)
+    for case.mask in (None, mask, mask[:, :1], mask[:1]):
         ours, want = case.run("fused", torch.float32, exact), case.run("reference", torch.float32)
         largest = max(x.abs().max().item() for x in want.values())
         for name, x in want.items():

@@ -1,8 +1,7 @@
-"""The fused kernel: PyTorch's attention, with score terms as extra query and key columns or as a bias formed from D.
+"""The fused kernel: PyTorch's operators, with score terms as extra query and key columns or as a bias formed from D.
 
 Heads that are a few columns wider add a term of degree two for the price of their width (columns.py): 6 for p = 2, 10
-for p = 3. Few tokens are attended to by batched products, which take less time than PyTorch's fused attention then.
-Where columns would lose too many digits, and for all other terms, scores are formed from D (scores.py).
+for p = 3. Where columns would lose too many digits, and for all other terms, scores are formed from D (scores.py).
 Attention is one operator with a backward pass of its own; exported programs hold standard operators instead.
 B batch, H heads, n queries, N keys, h query/key size, w value size, f functions, e columns.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -23,12 +22,8 @@ from ..tracing import cast, is_watched, no_autocast
 from . import reference, sparse, tiles
 from .columns import ALLOWED, GRADIENT_ROUNDING, columns, fits
 from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
-from .scores import Scores, backward, empty_heads, forward_from_d, forward_of_columns, hidden, pick, plain, widened
+from .scores import Scores, backward, empty_heads, forward_from_d, forward_of_columns, hidden, pick, plain
 from .terms import Relative, Table
-
-SHORT = 2**19  # scores of a head of which batched products are the faster way; four times as many of a narrow head
-QUERIES = 1024  # and less than twice as many are widened at one time for PyTorch's fused attention
-FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def separable(call: Call) -> Relative | None:
@@ -37,35 +32,6 @@ def separable(call: Call) -> Relative | None:
     if call.exact or not can_be or len(call.terms) != 1 or not isinstance(term := call.terms[0], Relative):
         return None
     return term if sparse.is_separable(term) else None
-
-
-def is_short(q: Tensor, k: Tensor) -> bool:
-    """Whether batched products attend to so few tokens, whose scores are then all there for some heads."""
-    return q.shape[2] * k.shape[2] <= SHORT * (4 if q.shape[-1] <= 32 else 1)
-
-
-def _width(q: Tensor, k: Tensor, v: Tensor, columns: int) -> int:
-    """The width of heads with columns. PyTorch's fused attention wants one for all, and a multiple of 8."""
-    width = q.shape[-1] + columns
-    return width if is_short(q, k) else -(-max(width, v.shape[-1]) // 8) * 8
-
-
-def _columns_forward(
-    out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, psi: Tensor, phi: Tensor
-) -> None:
-    """Attention with query and key columns, written to out."""
-    if is_short(q, k):
-        return forward_of_columns(out, q, k, v, mask, scale, psi, phi)
-    (b, h, n, _), threads, width = q.shape, torch.get_num_threads(), _width(q, k, v, phi.shape[-1])
-    rows = -(-n // max(1, n // QUERIES))
-    for i, j in product(range(b), range(0, h, threads)):  # a head for each thread, which are widened
-        heads = slice(i, i + 1), slice(j, min(j + threads, h))
-        keys, values = (widened(x, more, *heads, width=width) for x, more in ((k, phi), (v, None)))
-        for start in range(0, n, rows):
-            part = *heads, slice(start, min(start + rows, n))
-            bias = hidden(mask, torch.float32, *part)
-            y, _ = FLASH(widened(q, psi, *part, width=width), keys, values, attn_mask=bias, scale=scale)
-            out[part] = y[..., : v.shape[-1]]
 
 
 def _are_good(good: Tensor, dc: Tensor, dout: Tensor, v: Tensor, bound: Tensor, scale: float) -> Tensor:
@@ -94,7 +60,7 @@ def _forward(
     out = empty_heads(q, v.shape[-1])
     good = _fitting(q, coefficients, made, scale)
     if good.any():
-        _columns_forward(out, q, k, v, mask, scale, contract(coefficients[0], made[0]), made[1][:, None])
+        forward_of_columns(out, q, k, v, mask, scale, contract(coefficients[0], made[0]), made[1][:, None])
     if not good.all():
         chosen = ~good if good.any() else None
         tensors = pick(chosen, q, k, v, mask)
@@ -254,8 +220,7 @@ def _describe(call: Call) -> str:
     if not good:
         return f"{from_d}; as columns these numbers would lose digits"
     count = made.phi.shape[-1]
-    how = "batched products" if is_short(call.q, call.k) else "PyTorch fused attention"
-    text = f"{call.names} as {count} extra query/key columns in {how} of width {_width(call.q, call.k, call.v, count)}"
+    text = f"{call.names} as {count} extra query/key columns in batched products of width {call.q.shape[-1] + count}"
     text += "" if call.q.dtype == torch.float32 else ", in float32"
     if not is_known:
         return f"{text}, or formed from D in blocks of queries if the numbers would lose digits"

@@ -186,13 +186,10 @@ def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, hi
     return out if empty is None else out.masked_fill(empty, 0.0)
 
 
-def widened(x: Tensor, columns: Tensor | None, *part: slice, width: int = 0) -> Tensor:
-    """A part of x (B, H, n, size) in float32, with columns (B or 1, H or 1, n, e) if any, and zeros up to width."""
+def widened(x: Tensor, columns: Tensor | None, *part: slice) -> Tensor:
+    """A part of x (B, H, n, size) in float32, with columns (B or 1, H or 1, n, e) if any."""
     x = x[part].to(torch.promote_types(x.dtype, torch.float32))
-    row = [x] if columns is None else [x, cut(columns, *part).expand(*x.shape[:3], -1)]
-    missing = width - sum(y.shape[-1] for y in row)
-    row += [x.new_zeros(()).expand(*x.shape[:3], missing)] if missing > 0 else []
-    return torch.cat(row, dim=-1) if len(row) > 1 else x
+    return x if columns is None else torch.cat([x, cut(columns, *part).expand(*x.shape[:3], -1)], dim=-1)
 
 
 def forward_from_d(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s: Scores) -> None:
