@@ -56,9 +56,15 @@ class Missing(RuntimeError):
 
 
 def _folder() -> Path:
-    """Where compiled kernels are kept."""
+    """Where compiled kernels are kept. Whoever can write there decides what this process runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "parapos"
+    folder = Path(base) / "parapos" / "native"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise Missing(f"others may write to {folder}: make it your own (chmod 700), or let XDG_CACHE_HOME name another")
+    return folder
 
 
 def _threads_library() -> list[str]:
@@ -69,6 +75,8 @@ def _threads_library() -> list[str]:
 
 
 def _compile(compiler: str, target: Path) -> None:
+    if sys.stderr.isatty():
+        print("parapos: compiling attention for this CPU, once; it takes a few seconds", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         objects, library = Path(folder) / "native.o", Path(folder) / target.name
         # Linked without OpenMP, so that its functions are those of the library that PyTorch has loaded.
@@ -114,12 +122,11 @@ def build() -> ctypes.CDLL:
         for path in libraries:
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         if not _is_whole(target):
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _compile(compiler, target)
         return ctypes.CDLL(str(target))
+    except Missing:
+        raise
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        if isinstance(error, Missing):
-            raise
         raise Missing(f"it could not be built: {error}") from error
 
 
