@@ -10,6 +10,7 @@ triangular, and g_i = W_g x_i.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -192,18 +193,21 @@ class PaPE(Encoding):
 
     def _square(self, lower: Tensor) -> Tensor:
         """L L^T (..., p, p) of lower triangles (..., p (p + 1) / 2)."""
-        rows = lower.split(tuple(range(1, self.pos_dim + 1)), -1)  # row u of L has u + 1 numbers
-        pairs = [(max(u, v), min(u, v)) for u in range(self.pos_dim) for v in range(self.pos_dim)]
-        square = torch.stack([(rows[u][..., : v + 1] * rows[v]).sum(-1) for u, v in pairs], -1)
-        return square.unflatten(-1, (self.pos_dim, self.pos_dim))
+        numbers, axes = iter(lower.unbind(-1)), range(self.pos_dim)
+        rows = [[next(numbers) for _ in range(u + 1)] for u in axes]  # row u of L has u + 1 numbers
+        half = [[reduce(torch.add, map(torch.mul, rows[u], rows[v])) for v in range(u + 1)] for u in axes]
+        return torch.stack([half[max(u, v)][min(u, v)] for u in axes for v in axes], -1).unflatten(-1, (len(axes),) * 2)
 
-    def _direct(self, x: Tensor) -> Tensor:
-        """M_i = -L_i L_i^T - f L_0 L_0^T: (B, H, N, p, p)."""
+    def _direct(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """M_i = -L_i L_i^T - f L_0 L_0^T: (B, H, N, p, p), and g_i (B, H, N, p), both from one product."""
         assert self.w_l is not None
         assert self.l_0 is not None
+        assert self.w_g is not None
+        numbers = self._read(x, torch.cat([self.w_l, self.w_g], dim=1))
+        lower, slope = numbers.split([self.w_l.shape[1], self.pos_dim], dim=-1)
         l_0 = _wide(self.l_0)[:, None]  # (H, 1, p (p + 1) / 2)
         floor = self.floor / (1 - self.floor) * self._square(l_0)
-        return -floor - self._square(l_0 + self._read(x, self.w_l))
+        return -floor - self._square(l_0 + lower), slope
 
     def fold(self) -> None:
         """Keep W_p^T W_b (H, p, D) instead of W_b, for inference. The direct form has only that from the start."""
@@ -236,8 +240,7 @@ class PaPE(Encoding):
         self, x: Tensor, q: Tensor, k: Tensor, r: Positions, keys: Positions | None
     ) -> tuple[Tensor, Tensor, tuple[Term, ...]]:
         if self.w_l is not None:
-            assert self.w_g is not None
-            return q, k, (Quadratic(self._direct(x), self._read(x, self.w_g), r, keys),)
+            return q, k, (Quadratic(*self._direct(x), r, keys),)
         w_p = self._projection()
         form = self._form(x, w_p) if self.distance else None
         slope = self._slope(x, w_p) if self.direction else None
