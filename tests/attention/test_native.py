@@ -139,6 +139,26 @@ def test_the_same_bits_whatever_the_threads() -> None:
 
 
 @needed
+def test_little_work_stays_on_one_thread() -> None:
+    """To wait for another thread may take as long as a thousand small calls, where the machine is busy."""
+    before, asked = torch.get_num_threads(), []
+
+    def spy(kind: str, numbers: tuple[int, ...]) -> object:
+        asked.append(numbers[-2])
+        return native_array(kind, numbers)
+
+    native_array = native.array
+    try:
+        torch.set_num_threads(2)
+        with patch.object(native, "array", spy):
+            for n in (5, 300):
+                run({name: t.detach().float().requires_grad_() for name, t in inputs(n, n, 8, 8).items()}, "native")
+    finally:
+        torch.set_num_threads(before)
+    assert asked == [1, 1, 2, 2]
+
+
+@needed
 def test_second_derivatives_are_refused_and_changes_noticed() -> None:
     x = {name: t.detach().float().requires_grad_() for name, t in inputs(5, 5, 4, 4).items()}
     out = attend(x["q"], x["k"], x["v"], [Quadratic(x["M"], None, torch.rand(1, 5, 2))], kernel="native")

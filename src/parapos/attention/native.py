@@ -19,6 +19,7 @@ import tempfile
 from array import array
 from collections.abc import Iterator
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ LEAST = 4096  # keys, and queries times keys in its square: with fewer, finding 
 # What lists cost, in units of the time of all tiles: each pair of tiles, and bounds of each query as much as so many
 # keys of heads that are 64 wide; forming a score takes as long as products over EXTRA numbers.
 PAIR_COST, QUERY_COST, EXTRA = 1.2, 1700.0, 40
+GRAIN = 2**19  # multiplications that are worth a thread
 
 
 FIELDS = (
@@ -199,7 +201,9 @@ def _call(name: str, geometry: Geometry, q: Tensor, k: Tensor, v: Tensor, form: 
             numbers.append(x.data_ptr())
             numbers += [0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True)]
     numbers += (*q.shape[:3], *k.shape[2:], v.shape[-1], geometry.dims, geometry.has_distance, bool(geometry.lists))
-    fields = array("q", (*numbers, *lists, torch.get_num_threads(), 0))
+    work = prod(q.shape[:3]) * k.shape[2] * (q.shape[-1] + v.shape[-1] + EXTRA)
+    threads = max(1, min(torch.get_num_threads(), work // GRAIN))
+    fields = array("q", (*numbers, *lists, threads, 0))
     found = library()
     assert not isinstance(found, Missing)
     if not getattr(found, name)(ctypes.c_void_p(fields.buffer_info()[0]), ctypes.c_float(geometry.scale)):
