@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils.hooks import RemovableHandle
 
 
@@ -41,7 +42,12 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
+def is_plain(x: Tensor) -> bool:
+    """Whether x is a tensor of PyTorch, not of a subclass, which may hold its numbers elsewhere."""
+    return type(x) in (Tensor, nn.Parameter)
+
+
 def is_watched(x: Tensor) -> bool:
     """Whether something follows the operators that x meets: a compiler, a tracer, a counter."""
-    is_traced = torch.compiler.is_compiling() or torch._C._is_tracing() or x.is_meta or type(x) is not Tensor
-    return is_traced or torch._C._len_torch_dispatch_stack() > 0
+    is_traced = torch.compiler.is_compiling() or torch._C._is_tracing() or x.is_meta or not is_plain(x)
+    return is_traced or torch._C._len_torch_dispatch_stack() > 0 or _len_torch_dispatch_stack_pre_dispatch() > 0

@@ -7,19 +7,23 @@ B batch, H heads, n queries, N keys, h query/key size, w value size.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map
 
 import parapos
 from parapos import Distance, Positions, Quadratic, Table, attend, explain
@@ -138,6 +142,170 @@ def test_the_same_bits_whatever_the_threads() -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+def small() -> tuple[Tensor, Tensor, Tensor, Tensor, list[parapos.Term]]:
+    """q, k, v, M and the terms of a small call."""
+    g = torch.Generator().manual_seed(4)
+    q, k, v = torch.randn(3, 1, 2, 7, 4, generator=g)
+    M = -torch.rand(1, 2, 7, generator=g)
+    return q, k, v, M, [Quadratic(M, None, torch.rand(1, 7, 2, generator=g))]
+
+
+class Wrapped(Tensor):
+    """A tensor that holds its numbers in another one, as those of several libraries do."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, x: Tensor) -> Wrapped:
+        made: Wrapped = Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype)  # type: ignore[attr-defined]
+        made.inner = x
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        args, kwargs = tree_map(lambda x: x.inner if isinstance(x, cls) else x, (args, kwargs or {}))
+        return tree_map(lambda x: cls(x) if isinstance(x, Tensor) else x, function(*args, **kwargs))
+
+
+@needed
+@pytest.mark.parametrize("name", ["q", "k", "v", "M", "r", "table"])
+def test_tensors_of_other_kinds_are_left_to_other_kernels(name: str) -> None:
+    q, k, v, M, (term,) = small()
+    parts = {"q": q, "k": k, "v": v, "M": M, "r": torch.rand(1, 7, 2), "table": torch.randn(1, 1, 7, 7)}
+
+    def run(x: dict[str, Tensor]) -> Tensor:
+        terms = [Quadratic(x["M"], None, x["r"]), Table(x["table"])]
+        found = attend(x["q"], x["k"], x["v"], terms)
+        assert isinstance(found, Tensor)
+        return found.inner if isinstance(found, Wrapped) else found
+
+    torch.testing.assert_close(run(parts | {name: Wrapped(parts[name])}), run(parts))
+    given = parts | {name: nn.Parameter(parts[name])}
+    assert explain(given["q"], given["k"], given["v"], [term]).kernel == "native"
+
+
+@needed
+def test_numbers_that_are_not_in_memory_as_they_are() -> None:
+    q, k, v, _, terms = small()
+    table = torch.randn(1, 1, 7, 7, dtype=torch.complex64).conj().imag
+    zero = torch._efficientzerotensor(k.shape)
+    assert table.is_neg()
+    for x, more in ((k, [Table(table)]), (zero, [])):
+        found, want = (attend(q, x, v, [*terms, *more], kernel=name) for name in ("native", "reference"))
+        torch.testing.assert_close(found, want)
+    q.requires_grad_()
+    out = attend(q, k, v, terms, kernel="native")
+    assert isinstance(out, Tensor)
+    assert not torch.autograd.grad(out, q, torch._efficientzerotensor(out.shape))[0].any()
+
+
+@needed
+@pytest.mark.parametrize("hook", [lambda x: x.mT.contiguous().mT, Tensor.double, Tensor.bfloat16])
+def test_hooks_may_bring_back_saved_tensors_otherwise(hook: Callable[[Tensor], Tensor]) -> None:
+    q, k, v, _, terms = small()
+    q.requires_grad_()
+    found = []
+    for unpack in (lambda x: x, hook):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+            out = attend(q, k, v, terms, kernel="native")
+        assert isinstance(out, Tensor)
+        found += torch.autograd.grad(out.square().sum(), q)
+    assert torch.linalg.vector_norm(found[0] - found[1]) <= 0.02 * torch.linalg.vector_norm(found[0])
+
+
+@needed
+def test_positions_made_for_inference_serve_training() -> None:
+    q, k, v, M, _ = small()
+    with torch.inference_mode():
+        r = Positions.of(torch.rand(1, 7, 2))
+    out = attend(q, k, v, [Quadratic(M.requires_grad_(), None, r)], kernel="native")
+    assert isinstance(out, Tensor)
+    out.sum().backward()
+    assert M.grad is not None
+
+
+@needed
+@pytest.mark.parametrize("count", [100, 101, 400])
+def test_what_is_far_away_does_not_magnify_how_a_mean_was_rounded(count: int) -> None:
+    """One key has all weight, so the gradient of the form is 0."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.full((1, 1, 8, 4), 50.0),
+        torch.randn(1, 1, count, 4, generator=g) / 100,
+        torch.rand(1, 1, count, 16),
+    )
+    k[0, 0, 0] = 1
+    M = torch.zeros(1, 1, 8, 2, 2, requires_grad=True)
+    at, to = torch.zeros(1, 8, 2), torch.rand(1, count, 2, generator=g) + 100
+    out = attend(q, k, v, [Quadratic(M, None, at, to)], scale=1.0, kernel="native")
+    assert isinstance(out, Tensor)
+    (grad,) = torch.autograd.grad((out * torch.linspace(-1, 1, 128).view(out.shape)).sum(), M)
+    assert grad.norm() < 1e-6
+
+
+@needed
+def test_a_mean_of_many_keys_does_not_drift() -> None:
+    zero = torch.zeros(1, 1, 300_000, 1)
+    v = zero + 0.1
+    terms = [Quadratic(None, zero[:, :, :2], zero[0, :, :2], Positions.of(zero[0]))]
+    out = attend(zero[:, :, :2].requires_grad_(), zero, v.requires_grad_(), terms, kernel="native", tolerance=0.0)
+    assert isinstance(out, Tensor)
+    torch.testing.assert_close(out, torch.full_like(out, 0.1), rtol=1e-6, atol=0)
+    many = zero.requires_grad_(False)
+    key = torch.zeros(1, 1, 1, 1, requires_grad=True)  # gets a gradient from each of many queries
+    terms = [Quadratic(None, many, many[0], Positions.of(torch.zeros(1, 1)[None]))]
+    out = attend(many, key * 1, key + 0.1, terms, kernel="native")
+    assert isinstance(out, Tensor)
+    (grad,) = torch.autograd.grad(out.mul(0.1).sum(), key)
+    torch.testing.assert_close(grad, torch.full_like(grad, 30_000.0), rtol=1e-6, atol=0)
+
+
+@needed
+def test_gradients_in_batches_are_refused() -> None:
+    q, k, v, _, terms = small()
+    for name in ("native", "fused"):
+        with pytest.raises(RuntimeError, match="no batched gradients"):
+            torch.autograd.functional.jacobian(
+                lambda q, name=name: attend(q, k, v, terms, kernel=name), q, vectorize=True
+            )
+
+
+@needed
+def test_a_graph_made_before_dispatch_holds_operators() -> None:
+    q, k, v, _, terms = small()
+
+    def run(q: Tensor) -> Tensor:
+        out = attend(q, k, v, terms)
+        assert isinstance(out, Tensor)
+        return out
+
+    graph = make_fx(run, pre_dispatch=True)(q)
+    torch.testing.assert_close(graph(2 * q), run(2 * q), rtol=1e-4, atol=1e-5)
+
+
+@needed
+def test_calls_without_terms_compile_nothing() -> None:
+    q, k, v, _, _ = small()
+    with patch.object(native, "library", side_effect=AssertionError):
+        attend(q, k, v)
+
+
+def test_too_many_tokens_to_count() -> None:
+    q, k, v, _, _ = small()
+    k, v = (x[:, :, :1].expand(1, 2, 2**31, 4) for x in (k, v))
+    with pytest.raises(parapos.attention.KernelError, match="32 bits"):
+        attend(q, k, v, kernel="native")
+
+
+@needed
+def test_threads_that_ask_at_one_time_build_it_once(fresh: Path) -> None:
+    native._built.cache_clear()
+    with patch.object(native, "_compile", wraps=native._compile) as spy, ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: native.library(), range(4)))
+    assert spy.call_count == 1
+    assert all(x is found[0] for x in found)
+
+
 @needed
 def test_little_work_stays_on_one_thread() -> None:
     """To wait for another thread may take as long as a thousand small calls, where the machine is busy."""
@@ -254,7 +422,27 @@ def test_it_is_compiled_once_and_again_if_the_file_is_broken(fresh: Path) -> Non
     broken.with_suffix(".sha256").write_text(path.with_suffix(".sha256").read_text())
     with patch.dict(os.environ, {"XDG_CACHE_HOME": str(fresh / "other")}):
         native.build()
-    assert broken.stat().st_size == path.stat().st_size
+        assert broken.stat().st_size == path.stat().st_size
+        broken.with_suffix(".sha256").write_bytes(b"\xff\xfe")
+        native.build()
+    assert native._is_whole(broken)
+
+
+@needed
+def test_files_with_any_name_may_be_in_memory(tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/\xe9.bin"
+    with open(name, "w+b") as file:
+        file.write(b"x" * 4096)
+        file.flush()
+        with mmap.mmap(file.fileno(), 0):
+            assert native._threads_library()
+
+
+@needed
+def test_a_cache_named_by_no_whole_path_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    assert native._folder() == tmp_path / ".cache/parapos/native"
 
 
 @needed
@@ -266,6 +454,14 @@ def test_why_it_is_missing(fresh: Path, tmp_path: Path) -> None:
 
     with patch.dict(os.environ, {"PATH": str(tmp_path), "CXX": ""}):
         assert "needs a C++ compiler" in why()
+    with patch.dict(os.environ, {"CXX": "no-such-compiler -x"}):
+        assert "no no-such-compiler was found" in why()
+    with patch.dict(os.environ, {"CXX": "false"}):
+        assert "false could not compile it: exit code 1" in why()
+    with patch.dict(os.environ, {"CXX": "env g++"}):
+        native.build()
+    with patch.dict(os.environ, {"CXX": "'"}):
+        assert "could not be built" in why()
     with patch.dict(os.environ, {"PARAPOS_NATIVE": "0"}):
         assert "PARAPOS_NATIVE=0" in why()
     with patch.object(native, "FLAGS", ("--no-such-flag",)):

@@ -21,7 +21,7 @@ from ..relative import contract, project
 from ..tracing import cast, is_watched, no_autocast
 from . import reference, sparse, tiles
 from .columns import ALLOWED, GRADIENT_ROUNDING, columns, fits
-from .kernels import Call, Kernel, refuse_second_derivative, register_kernel
+from .kernels import Call, Kernel, refuse_batched_gradients, refuse_second_derivative, register_kernel
 from .scores import Scores, backward, empty_heads, forward_from_d, forward_of_columns, hidden, pick, plain
 from .terms import Relative, Table
 
@@ -151,6 +151,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
+        refuse_batched_gradients(dout)
         (q, k, v, *learned), (mask, scale, scores, made) = ctx.saved_tensors, ctx.fixed
         count, wanted = len(scores.queries), list(ctx.needs_input_grad[7:])
         scores = scores._replace(coefficients=learned[:count], tables=learned[count:])

@@ -94,5 +94,10 @@ def find_kernel(name: str) -> Kernel:
     return KERNELS[name]
 
 
+def refuse_batched_gradients(dout: Tensor) -> None:
+    if torch._C._functorch.is_batchedtensor(dout) or torch._C._functorch.is_legacy_batchedtensor(dout):
+        raise RuntimeError("fused attention has no batched gradients; use kernel='reference', which has them")
+
+
 def refuse_second_derivative(ctx: object, *grads: object) -> None:
     raise RuntimeError("fused attention has no second derivative; use kernel='reference', which has one")

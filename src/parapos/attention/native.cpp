@@ -12,8 +12,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <limits>
-#include <new>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -61,7 +61,7 @@ static inline vec larger(vec a, vec b) {
 }
 
 // exp of numbers up to a little above 0; NaN stays NaN. Below -40 it is 0: smaller weights would make subnormal products,
-// which are slow.
+// which are slow where `NoSubnormals` does nothing.
 static inline vec exponential(vec x) {
 #if defined(__AVX512F__)
   const vec whole = (vec)_mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), 0);
@@ -86,7 +86,7 @@ static inline vec exponential(vec x) {
 // What is subtracted from scores whose largest is x: 0 where all of them are hidden.
 static inline vec finite(vec x) { return x == -INF ? vec{} : x; }
 
-struct Strided {  // a tensor (B, H, rows, columns) of floats or, for a mask, of bytes; strides count elements
+struct Strided {  // a tensor (B, H, rows, columns) of floats or bytes; strides count elements, and those of rows are 1
   const void* data;
   int64_t stride[4];
   const float* row(int64_t b, int64_t h, int64_t i) const {
@@ -127,9 +127,7 @@ static inline void by_rows(const float* const* a, int size, const float* b, floa
 // c[d][i] += sum_j a[j][d] p[j][i], for ROWS sizes d
 template <int WIDTH, int ROWS>
 static inline void over_rows(const float* const* a, int first, int count, const float* p, float* c) {
-  vec sum[ROWS][WIDTH];
-  for (int r = 0; r < ROWS; r++)
-    for (int v = 0; v < WIDTH; v++) sum[r][v] = get(c + r * QB + v * LANES);
+  vec sum[ROWS][WIDTH] = {};  // by itself: a sum of a million numbers one by one would lose many digits
   for (int j = 0; j < count; j++) {
     vec y[WIDTH];
     for (int v = 0; v < WIDTH; v++) y[v] = get(p + j * QB + v * LANES);
@@ -139,15 +137,13 @@ static inline void over_rows(const float* const* a, int first, int count, const 
     }
   }
   for (int r = 0; r < ROWS; r++)
-    for (int v = 0; v < WIDTH; v++) at(c + r * QB + v * LANES) = sum[r][v];
+    for (int v = 0; v < WIDTH; v++) at(c + r * QB + v * LANES) += sum[r][v];
 }
 
 // c[j][d] += sum_i p[j][i] b[i][d], rows of b and c `ld` apart
 template <int WIDTH, int ROWS>
 static inline void over_queries(const float* p, int count, const float* b, float* const* c, int ld) {
-  vec sum[ROWS][WIDTH];
-  for (int r = 0; r < ROWS; r++)
-    for (int v = 0; v < WIDTH; v++) sum[r][v] = get(c[r] + v * LANES);
+  vec sum[ROWS][WIDTH] = {};
   for (int i = 0; i < count; i++) {
     vec y[WIDTH];
     for (int v = 0; v < WIDTH; v++) y[v] = get(b + i * ld + v * LANES);
@@ -157,7 +153,7 @@ static inline void over_queries(const float* p, int count, const float* b, float
     }
   }
   for (int r = 0; r < ROWS; r++)
-    for (int v = 0; v < WIDTH; v++) at(c[r] + v * LANES) = sum[r][v];
+    for (int v = 0; v < WIDTH; v++) at(c[r] + v * LANES) += sum[r][v];
 }
 
 // Calls f<vectors>(first vector) for runs of at most WIDE vectors.
@@ -442,7 +438,7 @@ extern "C" int parapos_forward(const Attention* attention, float scale) {
               float* norm = (float*)A.norm.row(b, h, x.queries[i]);
               norm[0] = top[i], norm[1] = inverse;
             }
-          } catch (const std::bad_alloc&) {
+          } catch (const std::exception&) {
             good = 0;
           }
   }
@@ -463,17 +459,18 @@ extern "C" int parapos_backward(const Attention* attention, float scale) {
 #pragma omp for schedule(dynamic) collapse(2)
     for (int b = 0; b < A.B; b++)
       for (int h = 0; h < A.H; h++) try {
-        if (!room) room.emplace(A, (size_t)QB * (KEYS + A.w + A.h + numbers + 3 + hp + wp) + (size_t)(A.N + 1) * (hp + wp));
+        if (!room) room.emplace(A, (size_t)QB * (KEYS + A.w + A.h + 2 * numbers + 4 + hp + wp) + (size_t)(A.N + 1) * (hp + wp));
         Block& x = *room;
         float *ds = x.rest(), *dout = ds + KEYS * QB, *dq = dout + A.w * QB, *dform = dq + A.h * QB;
-        float *top = dform + numbers * QB, *inverse = top + QB, *delta = inverse + QB, *qrows = delta + QB, *orows = qrows + hp * QB;
+        float *meanform = dform + numbers * QB, *top = meanform + numbers * QB, *inverse = top + QB, *delta = inverse + QB;
+        float *left = delta + QB, *qrows = left + QB, *orows = qrows + hp * QB;
         float *dk = orows + wp * QB, *dv = dk + (size_t)A.N * hp;  // of one head
         std::memset(dk, 0, sizeof(float) * A.N * (hp + wp));
         for (int work = 0; work < tiles * parts; work++) {
           x.choose(b, h, work / parts, work % parts);
           const auto& keys = x.keys();
           const int size = (int)keys.size(), run = size ? run_of(size) : 0;
-          std::memset(dout, 0, sizeof(float) * QB * (A.w + A.h + numbers + 3 + hp + wp));
+          std::memset(dout, 0, sizeof(float) * QB * (A.w + A.h + 2 * numbers + 4 + hp + wp));
           for (int i = 0; i < x.count; i++) {
             const float *row = A.dout.row(b, h, x.queries[i]), *query = A.q.row(b, h, x.queries[i]);
             for (int d = 0; d < A.w; d++) dout[d * QB + i] = orows[i * wp + d] = row[d];
@@ -499,16 +496,23 @@ extern "C" int parapos_backward(const Attention* attention, float scale) {
                 mean += p * get(ds + j * QB + o);
               }
               if (size > KEYS) mean = get(delta + o);  // else all weights are here, which rounds less
+              vec total{};
               for (int j = 0; j < rows; j++) {
                 vec& y = at(ds + j * QB + o);
                 y = get(x.s + j * QB + o) * (y - mean);
+                total += y;
               }
+              at(left + o) += total;
             }
             for (int j = 0; j < rows; j++) dkrows[j] = dk + (size_t)index[j] * hp, dvrows[j] = dv + (size_t)index[j] * wp;
             gather_back(x.s, rows, x.count, orows, dvrows, wp);
             gather_back(ds, rows, x.count, qrows, dkrows, hp);
             sums_of(x.krows, rows, A.h, ds, dq, x.vectors);
-            x.with_positions([&](auto dims, auto distance, int o) { x.sum_form<dims(), distance()>(o, ds, dform); });
+            if (A.dform.data)
+              x.with_positions([&](auto dims, auto distance, int o) {
+                x.sum_form<dims(), distance()>(o, ds, dform);
+                if (size > KEYS) x.sum_form<dims(), distance()>(o, x.s, meanform);
+              });
           }
           for (int i = 0; i < x.count; i++) {
             float* row = (float*)A.dq.row(b, h, x.queries[i]);
@@ -516,14 +520,16 @@ extern "C" int parapos_backward(const Attention* attention, float scale) {
             if (!A.dform.data) continue;
             const bool placed = A.at.row(b, 0, x.queries[i])[0] == A.at.row(b, 0, x.queries[i])[0];
             float* numbers_row = (float*)A.dform.row(b, h, x.queries[i]);
-            for (int f = 0; f < numbers; f++) numbers_row[f] = placed ? dform[f * QB + i] : 0;
+            // ds of a query sum to 0 but for how the mean was rounded, which functions of a D far away would magnify.
+            for (int f = 0; f < numbers; f++)
+              numbers_row[f] = placed ? dform[f * QB + i] - left[i] * meanform[f * QB + i] : 0;
           }
         }
         for (int j = 0; j < A.N; j++) {
           std::memcpy((void*)A.dk.row(b, h, j), dk + (size_t)j * hp, sizeof(float) * A.h);
           std::memcpy((void*)A.dv.row(b, h, j), dv + (size_t)j * wp, sizeof(float) * A.w);
         }
-      } catch (const std::bad_alloc&) {
+      } catch (const std::exception&) {
         good = 0;
       }
   }

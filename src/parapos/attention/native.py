@@ -12,10 +12,12 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from array import array
 from collections.abc import Iterator
 from functools import cache
@@ -28,9 +30,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..relative import Exponents, split
-from ..tracing import is_watched, no_autocast
+from ..tracing import is_plain, is_watched, no_autocast
 from . import reference, sparse, tiles
-from .kernels import Call, Kernel, register_kernel
+from .kernels import Call, Kernel, refuse_batched_gradients, register_kernel
 from .scores import empty_heads
 from .terms import Relative, Table
 
@@ -53,14 +55,17 @@ FIELDS = (
 )  # of `Attention` in native.cpp, before its numbers  # fmt: skip
 
 
+LOCK = threading.Lock()
+
+
 class Missing(RuntimeError):
     """Why there is no compiled kernel on this machine."""
 
 
 def _folder() -> Path:
     """Where compiled kernels are kept. Whoever can write there decides what this process runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "parapos" / "native"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = (base if base.is_absolute() else Path.home() / ".cache") / "parapos" / "native"
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.stat()
@@ -71,21 +76,30 @@ def _folder() -> Path:
 
 def _threads_library() -> list[str]:
     """The OpenMP library that PyTorch has loaded: its threads serve the kernel too."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
+    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     paths = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
     return sorted(path for path in paths if re.fullmatch(r".*/lib(g|i)?omp\d*([-.][^/]*)?\.so[.\d]*", path))
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compiler() -> list[str]:
+    """The command of the C++ compiler."""
+    command = shlex.split(os.environ.get("CXX", "")) or [next(filter(shutil.which, ("g++", "c++")), "g++")]
+    if shutil.which(command[0]) is None:
+        raise Missing(f"it needs a C++ compiler, and no {command[0]} was found")
+    return command
+
+
+def _compile(compiler: list[str], target: Path) -> None:
     if sys.stderr.isatty():
         print("parapos: compiling attention for this CPU, once; it takes a few seconds", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         objects, library = Path(folder) / "native.o", Path(folder) / target.name
         # Linked without OpenMP, so that its functions are those of the library that PyTorch has loaded.
         for command in ([*FLAGS, "-c", str(SOURCE), "-o", str(objects)], ["-shared", str(objects), "-o", str(library)]):
-            done = subprocess.run([compiler, *command], capture_output=True, errors="replace", timeout=300)
+            done = subprocess.run([*compiler, *command], capture_output=True, errors="replace", timeout=120)
             if done.returncode:
-                raise Missing(f"{compiler} could not compile it: {done.stderr.strip()[-300:]}")
+                said = done.stderr.strip()[-300:] or f"exit code {done.returncode}"
+                raise Missing(f"{shlex.join(compiler)} could not compile it: {said}")
         digest = Path(folder) / "digest"
         digest.write_text(_digest(library))
         os.replace(library, target)
@@ -99,7 +113,7 @@ def _digest(path: Path) -> str:
 def _is_whole(target: Path) -> bool:
     """Whether a compiled kernel is there as it was written: to load one that is cut off would end the process."""
     digest = target.with_suffix(".sha256")
-    return target.exists() and digest.exists() and digest.read_text() == _digest(target)
+    return target.exists() and digest.exists() and digest.read_bytes() == _digest(target).encode()
 
 
 def build() -> ctypes.CDLL:
@@ -108,15 +122,11 @@ def build() -> ctypes.CDLL:
         raise Missing(f"it is compiled on Linux only, not on {sys.platform}")
     if os.environ.get("PARAPOS_NATIVE") == "0":
         raise Missing("PARAPOS_NATIVE=0 turns it off")
-    names = (os.environ.get("CXX", ""), "g++", "c++")
-    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
-    if compiler is None:
-        raise Missing("it needs a C++ compiler, and no g++ was found")
     try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, errors="replace", timeout=60).stdout
-        cpu = next(
-            (x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith(("flags", "Features"))), ""
-        )
+        compiler = _compiler()
+        version = subprocess.run([*compiler, "--version"], capture_output=True, errors="replace", timeout=20).stdout
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        cpu = next((x for x in lines if x.startswith(("flags", "Features"))), "")
         key = hashlib.sha256("\n".join([version, cpu, platform.machine(), *FLAGS]).encode() + SOURCE.read_bytes())
         target = _folder() / f"native-{key.hexdigest()[:24]}.so"
         if not (libraries := _threads_library()):
@@ -128,17 +138,22 @@ def build() -> ctypes.CDLL:
         return ctypes.CDLL(str(target))
     except Missing:
         raise
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         raise Missing(f"it could not be built: {error}") from error
 
 
 @cache
-def library() -> ctypes.CDLL | Missing:
-    """The compiled kernel, or why there is none; built once."""
+def _built() -> ctypes.CDLL | Missing:
     try:
         return build()
     except Missing as error:
         return error
+
+
+def library() -> ctypes.CDLL | Missing:
+    """The compiled kernel, or why there is none; built once, by one of the threads that ask for it."""
+    with LOCK:
+        return _built()
 
 
 @cache
@@ -210,9 +225,14 @@ def _call(name: str, geometry: Geometry, q: Tensor, k: Tensor, v: Tensor, form: 
         raise torch.OutOfMemoryError("attention found no memory for the keys of one head; take fewer tokens or threads")
 
 
+def _held(x: Tensor) -> Tensor:
+    """x with its numbers in memory as they are."""
+    return x.clone() if x._is_zerotensor() else x.resolve_neg()
+
+
 def _rows(x: Tensor) -> Tensor:
-    """x with the numbers of a row side by side in memory."""
-    x = x.resolve_neg()
+    """The same, with the numbers of a row side by side."""
+    x = _held(x)
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -230,17 +250,22 @@ class _Attention(torch.autograd.Function):
         out, norm = empty_heads(q, v.shape[-1]), q.new_empty(*q.shape[:3], 2)
         _call("parapos_forward", geometry, q, k, v, form, out=out, norm=norm)
         ctx.geometry, ctx.matrices, ctx.shapes = geometry, matrices, [c.shape for c in coefficients]
-        ctx.save_for_backward(q, k, v, form, out, norm, geometry.bias, *geometry.positions)  # notices changes in place
+        watched = (x for x in (geometry.bias, *geometry.positions) if x is not None and not x.is_inference())
+        ctx.save_for_backward(form, q, k, v, out, norm, *watched)  # notices changes in place
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
-        q, k, v, form, out, norm, *_ = ctx.saved_tensors
+        refuse_batched_gradients(dout)
+        form, *saved = ctx.saved_tensors[:6]
+        q, k, v, out, norm = (_rows(x.float()) for x in saved)  # hooks may have changed how they lie in memory
         dq, dk, dv = (empty_heads(x) for x in (q, k, v))
-        more = {"dform": q.new_empty(form.shape)} if any(ctx.needs_input_grad[5:]) else {}
-        grads = dict(dq=dq, dk=dk, dv=dv, **more)
-        _call("parapos_backward", ctx.geometry, q, k, v, form, out=out, norm=norm, dout=_rows(dout), **grads)
+        grads, more = dict(dq=dq, dk=dk, dv=dv), {}
+        if form is not None:
+            form = _rows(form.float())
+            more = {"dform": form.new_empty(form.shape)} if any(ctx.needs_input_grad[5:]) else {}
+        _call("parapos_backward", ctx.geometry, q, k, v, form, out=out, norm=norm, dout=_rows(dout), **grads, **more)
         with no_autocast(q.device):
             dc = [
                 (more["dform"] @ matrix[:, : more["dform"].shape[-1]].mT * factor).sum_to_size(shape) if more else None
@@ -269,7 +294,7 @@ def _bias(call: Call) -> Tensor | None:
         if isinstance(term, Table):
             table = term.scores(torch.float32) if term.weight != 1 else term.bias.float()
             total = table if total is None else total + table
-    return total
+    return None if total is None else _held(total)
 
 
 def _costs(call: Call) -> tuple[float, float]:
@@ -319,8 +344,18 @@ def _refuse(call: Call) -> str | None:
         return f"it is for the CPU, not for {call.q.device.type}"
     if torch.compiler.is_exporting() or is_watched(call.q):
         return "a graph holds PyTorch's operators"
+    tensors = [
+        call.k,
+        call.v,
+        *([] if call.mask is None else [call.mask]),
+        *(x for term in call.terms for x in term.tensors().values()),
+    ]
+    if not all(map(is_plain, tensors)):
+        return "it takes plain tensors, no subclasses of them"
     if call.q.dtype == torch.float64:
         return "it computes in float32, and q is float64"
+    if max(call.q.shape[2], call.k.shape[2]) >= 2**31:
+        return "it counts tokens in 32 bits"
     first = _geometry_of(call)
     for term in call.terms:
         name = type(term).__name__

@@ -42,7 +42,7 @@ class AttentionPlan:
 def _choose(call: Call, name: str, strict: bool) -> Kernel:
     """The kernel to use. Others are asked only as far as needed."""
     if name == "auto":
-        chosen = next(k for k in KERNELS.values() if k.reason_against(call) is None and k.by_name(call) is None)
+        chosen = next(k for k in KERNELS.values() if k.by_name(call) is None and k.reason_against(call) is None)
     elif (reason := (chosen := find_kernel(name)).reason_against(call)) is not None:
         raise KernelError(f"kernel {name!r} cannot serve this call: {reason}")
     if strict and not chosen.is_fused:

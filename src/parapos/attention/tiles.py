@@ -27,7 +27,7 @@ from . import sparse
 from .columns import ALLOWED, GRADIENT_ROUNDING
 from .head import BLOCK, Head, of_index, wide_type
 from .head import needed as needed_by
-from .kernels import Call
+from .kernels import Call, refuse_batched_gradients
 from .scores import empty_heads
 from .terms import Relative
 from .tiling import TILE, tilings
@@ -117,6 +117,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
+        refuse_batched_gradients(dout)
         q, k, v, *coefficients = ctx.saved_tensors  # which PyTorch watches for changes
         call, visits = replace(ctx.call, q=q, k=k, v=v), iter(ctx.visits)
         room = torch.empty(0, dtype=wide_type(call.q))
