@@ -59,12 +59,17 @@ def published() -> str:
 def cost() -> str:
     """Attention with PaPE, as a ratio to attention without positions."""
     rows = []
-    names = {"parapos": "parapos", "paper form": "the paper's columns", "released form": "the authors' code"}
+    names = {
+        "parapos": ("attention", "parapos"),
+        "parapos, no compiler": ("attention_fused", "parapos"),
+        "the paper's columns": ("attention", "paper form"),
+        "the authors' code": ("attention", "released form"),
+    }
     for dtype, mode in (("fp32", "forward"), ("fp32", "forward+backward"), ("bf16", "forward")):
-        for case, name in names.items():
+        for name, (file, case) in names.items():
             found = {
                 cell["tokens"]: cell["ratio"]
-                for cell in _json("attention")["time"]
+                for cell in _json(file)["time"]
                 if (cell["case"], cell["dtype"], cell["mode"]) == (case, dtype, mode)
             }
             rows.append([f"{name}, {dtype}, {mode}", *(f"{found[n]:.2f}x" for n in TOKENS)])

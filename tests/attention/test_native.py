@@ -569,7 +569,7 @@ def test_what_other_code_sets_changes_nothing(tmp_path: Path) -> None:
     before = attend(q, q, q, terms, kernel="native")
     torch.set_default_dtype(torch.float64)
     try:
-        native._columns.cache_clear()
+        native._matrix.cache_clear()
         assert torch.equal(before, attend(q, q, q, terms, kernel="native"))  # type: ignore[arg-type]
     finally:
         torch.set_default_dtype(torch.float32)

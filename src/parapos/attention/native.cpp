@@ -6,7 +6,7 @@
 // up to QB queries side by side in vectors, one row for each key. Keys and values are then read where they are, a number
 // at a time, in any order, which makes lists of keys as cheap as all of them. Softmax runs over KEYS keys at a time.
 //
-// B batch, H heads, n queries, N keys, h query/key size, w value size, P position dims, f numbers of a form.
+// B batch, H heads, n queries, N keys, h query/key size, w value size, P position dims, f coefficients.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -95,16 +95,16 @@ struct Strided {  // a tensor (B, H, rows, columns) of floats or bytes; strides 
 };
 
 struct Attention {  // as native.py fills it, but for the scale
-  Strided q, k, v, form, bias, mask;           // form (B, H, n, f), bias (B, H, n, N), mask (B, H, n, N) bytes
+  Strided q, k, v, c, matrix, bias, mask;      // c (B, H, n, f), matrix (1, 1, f, numbers of a form), bias and mask (B, H, n, N)
   Strided at, to, at_low, to_low;              // positions (B, 1, n or N, P), NaN for none, and what float32 rounds away
-  Strided out, norm;                           // (B, H, n, w) and (B, H, n, 2): largest score, 1 / sum of exp below it
-  Strided dout, dq, dk, dv, dform;
+  Strided out, norm;                           // (B, H, n, w) and (B, H, n, 2): largest score, 1 / sum of exp; not for inference
+  Strided dout, dq, dk, dv, dc;
   Strided query_tiles, key_tiles, needed;      // (B, H, Q, s), (B, H, T, s) int32, -1 for none; (B, H, Q, T) bytes
-  int64_t B, H, n, N, h, w, P, has_distance, has_lists, tiles, tile_size, key_tile_count, key_tile_size, threads;
+  int64_t B, H, n, N, h, w, f, P, has_distance, has_lists, tiles, tile_size, key_tile_count, key_tile_size, threads;
   float scale;
 };
 
-static inline int numbers_of(const Attention& A) { return A.form.data ? A.P * (A.P + 3) / 2 + A.has_distance : 0; }
+static inline int numbers_of(const Attention& A) { return A.c.data ? A.P * (A.P + 3) / 2 + A.has_distance : 0; }
 
 // Products. `a` holds a pointer to each row of the keys or values; ROWS of them share what vectors hold.
 
@@ -209,7 +209,7 @@ struct Block {
   std::vector<float> packed;      // keys and values of the head side by side, where several blocks read them
   int32_t queries[QB];
   int b = -1, h = -1, count, vectors, numbers;
-  float *q, *form, *where, *where_low, *s;  // (h, QB), (f, QB), (P, QB), (P, QB), (KEYS, QB)
+  float *q, *form, *where, *where_low, *s;  // (h, QB), (numbers, QB), (P, QB), (P, QB), (KEYS, QB)
   const float *krows[KEYS], *vrows[KEYS];
   int placed, which[KEYS];  // keys of the run with a position: how many, which, and where
   float there[KEYS][MOST_DIMS], there_low[KEYS][MOST_DIMS];
@@ -224,7 +224,8 @@ struct Block {
 
   // Which queries and keys: those of a tile and the tiles that it needs, or a run of queries and all keys.
   void choose(int sample, int head, int tile, int part) {
-    if ((b != sample || h != head) && A.n > QB) {  // rows far apart would share few lines of the cache
+    const bool is_apart = A.k.stride[2] != A.h || A.v.stride[2] != A.w;
+    if (is_apart && (b != sample || h != head) && A.n > QB) {  // rows far apart would share few lines of the cache
       packed.resize((size_t)A.N * (A.h + A.w));
       for (int j = 0; j < A.N; j++) {
         std::memcpy(packed.data() + (size_t)j * A.h, A.k.row(sample, head, j), sizeof(float) * A.h);
@@ -258,8 +259,10 @@ struct Block {
       if (!numbers) continue;
       const float* r = A.at.row(b, 0, queries[i]);
       if (r[0] != r[0]) continue;  // without a position: a form of zeros
-      const float* c = A.form.row(b, h, queries[i]);
-      for (int f = 0; f < numbers; f++) form[f * QB + i] = c[f];
+      const float* c = A.c.row(b, h, queries[i]);
+      for (int x = 0; x < A.f; x++)
+        for (int f = 0; f < numbers; f++)
+          if (const float factor = A.matrix.row(0, 0, x)[f]) form[f * QB + i] += c[x] * factor;
       for (int u = 0; u < A.P; u++) where[u * QB + i] = r[u];
       if (A.at_low.data)
         for (int u = 0; u < A.P; u++) where_low[u * QB + i] = A.at_low.row(b, 0, queries[i])[u];
@@ -435,6 +438,7 @@ extern "C" int parapos_forward(const Attention* attention, float scale) {
               float* row = (float*)A.out.row(b, h, x.queries[i]);
               const float inverse = sum[i] == 0 ? 0 : 1 / sum[i];
               for (int d = 0; d < A.w; d++) row[d] = out[d * QB + i] * inverse;
+              if (!A.norm.data) continue;
               float* norm = (float*)A.norm.row(b, h, x.queries[i]);
               norm[0] = top[i], norm[1] = inverse;
             }
@@ -508,7 +512,7 @@ extern "C" int parapos_backward(const Attention* attention, float scale) {
             gather_back(x.s, rows, x.count, orows, dvrows, wp);
             gather_back(ds, rows, x.count, qrows, dkrows, hp);
             sums_of(x.krows, rows, A.h, ds, dq, x.vectors);
-            if (A.dform.data)
+            if (A.dc.data)
               x.with_positions([&](auto dims, auto distance, int o) {
                 x.sum_form<dims(), distance()>(o, ds, dform);
                 if (size > KEYS) x.sum_form<dims(), distance()>(o, x.s, meanform);
@@ -517,12 +521,17 @@ extern "C" int parapos_backward(const Attention* attention, float scale) {
           for (int i = 0; i < x.count; i++) {
             float* row = (float*)A.dq.row(b, h, x.queries[i]);
             for (int d = 0; d < A.h; d++) row[d] = dq[d * QB + i] * A.scale;
-            if (!A.dform.data) continue;
+            if (!A.dc.data) continue;
             const bool placed = A.at.row(b, 0, x.queries[i])[0] == A.at.row(b, 0, x.queries[i])[0];
-            float* numbers_row = (float*)A.dform.row(b, h, x.queries[i]);
             // ds of a query sum to 0 but for how the mean was rounded, which functions of a D far away would magnify.
-            for (int f = 0; f < numbers; f++)
-              numbers_row[f] = placed ? dform[f * QB + i] - left[i] * meanform[f * QB + i] : 0;
+            for (int f = 0; f < numbers; f++) dform[f * QB + i] -= left[i] * meanform[f * QB + i];
+            float* dc = (float*)A.dc.row(b, h, x.queries[i]);
+            for (int c = 0; c < A.f; c++) {
+              float sum = 0;
+              for (int f = 0; f < numbers; f++)
+                if (const float factor = A.matrix.row(0, 0, c)[f]) sum += dform[f * QB + i] * factor;
+              dc[c] = placed ? sum : 0;
+            }
           }
         }
         for (int j = 0; j < A.N; j++) {

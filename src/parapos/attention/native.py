@@ -19,8 +19,8 @@ import sys
 import tempfile
 import threading
 from array import array
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..relative import Exponents, split
-from ..tracing import is_plain, is_watched, no_autocast
+from ..tracing import is_plain, is_watched
 from . import reference, sparse, tiles
 from .kernels import Call, Kernel, refuse_batched_gradients, register_kernel
 from .scores import empty_heads
@@ -50,8 +50,8 @@ GRAIN = 2**19  # multiplications that are worth a thread
 
 
 FIELDS = (
-    "q", "k", "v", "form", "bias", "mask", "at", "to", "at_low", "to_low", "out", "norm", "dout", "dq", "dk",
-    "dv", "dform", "query_tiles", "key_tiles", "needed",
+    "q", "k", "v", "c", "matrix", "bias", "mask", "at", "to", "at_low", "to_low", "out", "norm", "dout", "dq", "dk",
+    "dv", "dc", "query_tiles", "key_tiles", "needed",
 )  # of `Attention` in native.cpp, before its numbers  # fmt: skip
 
 
@@ -156,24 +156,27 @@ def library() -> ctypes.CDLL | Missing:
         return _built()
 
 
-@cache
-def _columns(exponents: Exponents) -> Tensor:
-    """What turns coefficients of functions of D into a form: (functions, f). A form is, for each coordinate u, g_u and
-    M_uv for v <= u; then the factor of |D|."""
-    p = len(exponents[0])
+@lru_cache(64)
+def _matrix(terms: tuple[tuple[Exponents, float], ...]) -> Tensor:
+    """What turns the coefficients of all terms, times a factor for each, into a form: (1, 1, f, numbers).
+
+    A form is, for each coordinate u, g_u and M_uv for v <= u; then the factor of |D|, if there is one.
+    """
+    p = len(terms[0][0][0])
     first = [u * (u + 3) // 2 for u in range(p)]
-    out = torch.zeros(len(exponents), p * (p + 3) // 2 + 1, dtype=torch.float32, device="cpu")
-    for row, e in enumerate(exponents):
+    rows = [(e, factor) for exponents, factor in terms for e in exponents]
+    out = torch.zeros(len(rows), p * (p + 3) // 2 + 1, dtype=torch.float32, device="cpu")
+    for row, (e, factor) in enumerate(rows):
         axes = [u for u, power in enumerate(e) for _ in range(power)]
         if e[0] == -1:
-            out[row, -1] = 1.0
+            out[row, -1] = factor
         elif e[0] == -2:
-            out[row, [first[u] + 1 + u for u in range(p)]] = 1.0
+            out[row, [first[u] + 1 + u for u in range(p)]] = factor
         elif len(axes) == 1:
-            out[row, first[axes[0]]] = 1.0
+            out[row, first[axes[0]]] = factor
         else:
-            out[row, first[axes[1]] + 1 + axes[0]] = 1.0
-    return out
+            out[row, first[axes[1]] + 1 + axes[0]] = factor
+    return out[None, None]
 
 
 class Geometry(NamedTuple):
@@ -182,6 +185,8 @@ class Geometry(NamedTuple):
     scale: float
     dims: int
     has_distance: bool
+    needs_grad: bool
+    matrix: Tensor | None
     positions: tuple[Tensor | None, ...]  # of queries and keys, and what float32 rounds away of both
     bias: Tensor | None
     mask: Tensor | None
@@ -199,11 +204,11 @@ class Geometry(NamedTuple):
         return self._replace(positions=positions, bias=cut(self.bias), mask=cut(self.mask))
 
 
-def _call(name: str, geometry: Geometry, q: Tensor, k: Tensor, v: Tensor, form: Tensor | None, **more: Tensor) -> None:
+def _call(name: str, geometry: Geometry, q: Tensor, k: Tensor, v: Tensor, **more: Tensor | None) -> None:
     """Runs a function of native.cpp."""
     at, to, at_low, to_low = geometry.positions
-    tensors: dict[str, Tensor | None] = dict(q=q, k=k, v=v, form=form, bias=geometry.bias, mask=geometry.mask, **more)
-    tensors |= dict(at=at, to=to, at_low=at_low, to_low=to_low)
+    tensors: dict[str, Tensor | None] = dict(q=q, k=k, v=v, bias=geometry.bias, mask=geometry.mask, **more)
+    tensors |= dict(at=at, to=to, at_low=at_low, to_low=to_low, matrix=geometry.matrix)
     lists = [1] * 4
     if geometry.lists:
         tensors |= dict(zip(("query_tiles", "key_tiles", "needed"), geometry.lists, strict=True))
@@ -215,7 +220,8 @@ def _call(name: str, geometry: Geometry, q: Tensor, k: Tensor, v: Tensor, form: 
         else:
             numbers.append(x.data_ptr())
             numbers += [0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True)]
-    numbers += (*q.shape[:3], *k.shape[2:], v.shape[-1], geometry.dims, geometry.has_distance, bool(geometry.lists))
+    numbers += (*q.shape[:3], *k.shape[2:], v.shape[-1], 0 if geometry.matrix is None else geometry.matrix.shape[2])
+    numbers += (geometry.dims, geometry.has_distance, bool(geometry.lists))
     work = prod(q.shape[:3]) * k.shape[2] * (q.shape[-1] + v.shape[-1] + EXTRA)
     threads = max(1, min(torch.get_num_threads(), work // GRAIN))
     fields = array("q", (*numbers, *lists, threads, 0))
@@ -237,41 +243,30 @@ def _rows(x: Tensor) -> Tensor:
 
 
 class _Attention(torch.autograd.Function):
-    """Attention with a form of coefficients. matrices: what turns each of them into its part, times a factor."""
+    """Attention with coefficients c (B or 1, H, n or 1, f), or None."""
 
     @staticmethod
-    def forward(ctx, geometry, matrices, q, k, v, *coefficients):  # type: ignore[no-untyped-def]
-        form = None
-        for c, (matrix, factor) in zip(coefficients, matrices, strict=True):
-            part = (c @ matrix).mul_(factor)
-            form = part if form is None else form + part
-        if form is not None:
-            form = form[..., : form.shape[-1] - (not geometry.has_distance)].expand(*q.shape[:3], -1)
-        out, norm = empty_heads(q, v.shape[-1]), q.new_empty(*q.shape[:3], 2)
-        _call("parapos_forward", geometry, q, k, v, form, out=out, norm=norm)
-        ctx.geometry, ctx.matrices, ctx.shapes = geometry, matrices, [c.shape for c in coefficients]
+    def forward(ctx, geometry, q, k, v, c):  # type: ignore[no-untyped-def]
+        out, norm = empty_heads(q, v.shape[-1]), q.new_empty(*q.shape[:3], 2) if geometry.needs_grad else None
+        _call("parapos_forward", geometry, q, k, v, c=c, out=out, norm=norm)
+        ctx.geometry, ctx.has_c = geometry, c is not None
         watched = (x for x in (geometry.bias, *geometry.positions) if x is not None and not x.is_inference())
-        ctx.save_for_backward(form, q, k, v, out, norm, *watched)  # notices changes in place
+        ctx.save_for_backward(q, k, v, out, norm, *([] if c is None else [c]), *watched)  # notices changes in place
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
         refuse_batched_gradients(dout)
-        form, *saved = ctx.saved_tensors[:6]
-        q, k, v, out, norm = (_rows(x.float()) for x in saved)  # hooks may have changed how they lie in memory
+        # Hooks may have changed how what was saved lies in memory.
+        q, k, v, out, norm, *given = (_rows(x.float()) for x in ctx.saved_tensors[: 5 + ctx.has_c])
         dq, dk, dv = (empty_heads(x) for x in (q, k, v))
-        grads, more = dict(dq=dq, dk=dk, dv=dv), {}
-        if form is not None:
-            form = _rows(form.float())
-            more = {"dform": form.new_empty(form.shape)} if any(ctx.needs_input_grad[5:]) else {}
-        _call("parapos_backward", ctx.geometry, q, k, v, form, out=out, norm=norm, dout=_rows(dout), **grads, **more)
-        with no_autocast(q.device):
-            dc = [
-                (more["dform"] @ matrix[:, : more["dform"].shape[-1]].mT * factor).sum_to_size(shape) if more else None
-                for (matrix, factor), shape in zip(ctx.matrices, ctx.shapes, strict=True)
-            ]
-        return None, None, dq, dk, dv, *dc
+        c, dc = given[0] if given else None, None
+        if c is not None and ctx.needs_input_grad[4]:
+            dc = c.new_empty(*q.shape[:3], c.shape[-1])
+        grads = dict(dq=dq, dk=dk, dv=dv, dc=dc)
+        _call("parapos_backward", ctx.geometry, q, k, v, c=c, out=out, norm=norm, dout=_rows(dout), **grads)
+        return None, dq, dk, dv, None if dc is None or c is None else dc.sum_to_size(c.shape)
 
 
 def _geometry_of(call: Call) -> Relative | None:
@@ -318,24 +313,33 @@ def _lists(call: Call) -> Iterator[tuple[Tensor, ...]]:
         yield *index, torch.stack([x.needed for x in heads])[None].view(torch.uint8)
 
 
+def _coefficients(terms: Sequence[Relative]) -> Tensor | None:
+    """Those of all terms side by side: (B or 1, H, n or 1, f)."""
+    parts = [x.coefficients(torch.float32) for x in terms]
+    if len(parts) > 1:
+        shape = torch.broadcast_shapes(*(x.shape[:3] for x in parts))
+        parts = [torch.cat([x.expand(*shape, -1) for x in parts], -1)]
+    return _rows(parts[0]) if parts else None
+
+
 def attention(call: Call) -> Tensor:
     """As `reference.attention`, without the weights."""
     q, k, v = (_rows(x.float()) for x in (call.q, call.k, call.v))
     if not q.numel() or not k.shape[2] or not v.shape[-1]:
         return reference.attention(call)[0]
     term, relative = _geometry_of(call), [x for x in call.terms if isinstance(x, Relative)]
-    matrices = [(_columns(x.exponents), call.scale if x.scaled else 1.0) for x in relative]
-    coefficients = [x.coefficients(torch.float32) for x in relative]
+    matrix = _matrix(tuple((x.exponents, call.scale if x.scaled else 1.0) for x in relative)) if relative else None
     has_distance = any(e[0] == -1 for x in relative for e in x.exponents)
     dims = 1 if term is None else term.r.r.shape[-1]
     mask = None if call.mask is None else call.mask.view(torch.uint8)
-    geometry = Geometry(call.scale, dims, has_distance, _positions(term), _bias(call), mask)
+    geometry = Geometry(call.scale, dims, has_distance, call.needs_grad, matrix, _positions(term), _bias(call), mask)
     if not is_worth_lists(call):
-        return _Attention.apply(geometry, matrices, q, k, v, *coefficients).to(call.q.dtype)
-    parts = []
-    for b, lists in enumerate(_lists(call)):
-        tensors = (x if len(x) == 1 else x[b : b + 1] for x in (q, k, v, *coefficients))
-        parts.append(_Attention.apply(geometry.of_sample(b)._replace(lists=lists), matrices, *tensors))
+        return _Attention.apply(geometry, q, k, v, _coefficients(relative)).to(call.q.dtype)
+    parts, every = [], list(_lists(call))
+    c = _coefficients(relative)
+    for b, lists in enumerate(every):
+        tensors = (x if x is None or len(x) == 1 else x[b : b + 1] for x in (q, k, v, c))
+        parts.append(_Attention.apply(geometry.of_sample(b)._replace(lists=lists), *tensors))
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(call.q.dtype)
 
 
