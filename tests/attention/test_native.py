@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map
 
 import parapos
 from parapos import Distance, Positions, Quadratic, Table, attend, explain
-from parapos.attention import native
+from parapos.attention import native, native_build
 from parapos.attention.kernels import Call
 
 needed = pytest.mark.skipif(isinstance(native.library(), native.Missing), reason=str(native.library()))
@@ -299,8 +299,8 @@ def test_too_many_tokens_to_count() -> None:
 
 @needed
 def test_threads_that_ask_at_one_time_build_it_once(fresh: Path) -> None:
-    native._built.cache_clear()
-    with patch.object(native, "_compile", wraps=native._compile) as spy, ThreadPoolExecutor(4) as pool:
+    native_build._built.cache_clear()
+    with patch.object(native_build, "_compile", wraps=native_build._compile) as spy, ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: native.library(), range(4)))
     assert spy.call_count == 1
     assert all(x is found[0] for x in found)
@@ -414,20 +414,20 @@ def fresh(tmp_path: Path) -> Iterator[Path]:
 
 @needed
 def test_it_is_compiled_once_and_again_if_the_file_is_broken(fresh: Path) -> None:
-    native.build()
+    native_build.build()
     (path,) = (fresh / "parapos/native").glob("*.so")
-    with patch.object(native, "_compile", side_effect=AssertionError):
-        native.build()
+    with patch.object(native_build, "_compile", side_effect=AssertionError):
+        native_build.build()
     broken = fresh / "other/parapos/native" / path.name  # not where this process has it loaded from
     broken.parent.mkdir(parents=True, mode=0o700)
     broken.write_bytes(path.read_bytes()[:1000])
     broken.with_suffix(".sha256").write_text(path.with_suffix(".sha256").read_text())
     with patch.dict(os.environ, {"XDG_CACHE_HOME": str(fresh / "other")}):
-        native.build()
+        native_build.build()
         assert broken.stat().st_size == path.stat().st_size
         broken.with_suffix(".sha256").write_bytes(b"\xff\xfe")
-        native.build()
-    assert native._is_whole(broken)
+        native_build.build()
+    assert native_build._is_whole(broken)
 
 
 @needed
@@ -437,21 +437,21 @@ def test_files_with_any_name_may_be_in_memory(tmp_path: Path) -> None:
         file.write(b"x" * 4096)
         file.flush()
         with mmap.mmap(file.fileno(), 0):
-            assert native._threads_library()
+            assert native_build._threads_library()
 
 
 @needed
 def test_a_cache_named_by_no_whole_path_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    assert native._folder() == tmp_path / ".cache/parapos/native"
+    assert native_build._folder() == tmp_path / ".cache/parapos/native"
 
 
 @needed
 def test_why_it_is_missing(fresh: Path, tmp_path: Path) -> None:
     def why() -> str:
         with pytest.raises(native.Missing) as caught:
-            native.build()
+            native_build.build()
         return str(caught.value)
 
     with patch.dict(os.environ, {"PATH": str(tmp_path), "CXX": ""}):
@@ -461,32 +461,32 @@ def test_why_it_is_missing(fresh: Path, tmp_path: Path) -> None:
     with patch.dict(os.environ, {"CXX": "false"}):
         assert "false could not compile it: exit code 1" in why()
     with patch.dict(os.environ, {"CXX": "env g++"}):
-        native.build()
+        native_build.build()
     with patch.dict(os.environ, {"CXX": "'"}):
         assert "could not be built" in why()
     with patch.dict(os.environ, {"PARAPOS_NATIVE": "0"}):
         assert "PARAPOS_NATIVE=0" in why()
-    with patch.object(native, "FLAGS", ("--no-such-flag",)):
+    with patch.object(native_build, "FLAGS", ("--no-such-flag",)):
         assert "could not compile" in why()
     shutil.rmtree(tmp_path / "parapos")
     (tmp_path / "parapos").write_text("a file where the folder should be")
     assert "could not be built" in why()
-    with patch.object(native.sys, "platform", "win32"):
+    with patch.object(native_build.sys, "platform", "win32"):
         assert "Linux" in why()
 
 
 @needed
 def test_a_cache_that_others_may_write_to_is_not_trusted(fresh: Path) -> None:
-    native.build()
+    native_build.build()
     folder = fresh / "parapos/native"
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o770)
     with pytest.raises(native.Missing, match="others may write to"):
-        native.build()
+        native_build.build()
     folder.chmod(0o755)
-    native.build()
+    native_build.build()
     with patch.object(os, "getuid", return_value=os.getuid() + 1), pytest.raises(native.Missing, match="others"):
-        native.build()
+        native_build.build()
 
 
 @needed
@@ -498,8 +498,8 @@ def test_every_instruction_set(level: str, fresh: Path) -> None:
     flags = {"x86-64": "sse2", "x86-64-v2": "sse4_2", "x86-64-v3": "avx2", "x86-64-v4": "avx512f"}
     if flags[level] not in Path("/proc/cpuinfo").read_text():
         pytest.skip(f"this CPU has no {level}")
-    with patch.object(native, "FLAGS", tuple(x.replace("=native", f"={level}") for x in native.FLAGS)):
-        built = native.build()
+    with patch.object(native_build, "FLAGS", tuple(x.replace("=native", f"={level}") for x in native_build.FLAGS)):
+        built = native_build.build()
     with patch.object(native, "library", return_value=built):
         for sizes in ((1, 1, 1, 1), (65, 101, 17, 40), (130, 203, 16, 3)):
             assert_same(inputs(*sizes), allowed=5e-6)
@@ -575,8 +575,8 @@ def test_what_other_code_sets_changes_nothing(tmp_path: Path) -> None:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(attend(torch._neg_view(q), q, q, terms), attend(-q, q, q, terms))  # type: ignore[arg-type]
     lines = "7f00-7f01 r--p 0 00:00 0  /x/compressed.npy\n7f00-7f01 r-xp 0 00:00 0  /x/libgomp-a34b.so.1.0.0\n"
-    with patch.object(native.Path, "read_text", return_value=lines):
-        assert native._threads_library() == ["/x/libgomp-a34b.so.1.0.0"]
+    with patch.object(native_build.Path, "read_text", return_value=lines):
+        assert native_build._threads_library() == ["/x/libgomp-a34b.so.1.0.0"]
 
 
 @needed

@@ -58,6 +58,5 @@ def make_columns(term: Relative, features: Exponents) -> Columns:
 
 
 def fits(coefficients: Tensor, bound: Tensor, scale: float) -> Tensor:
-    """Of which samples columns hold these numbers well enough: (B or 1,) boolean."""
-    largest = coefficients.abs().amax(1)  # over heads
-    return (largest * bound).sum(-1).amax(-1) <= ALLOWED / (scale * ROUNDING)
+    """Of which samples columns hold these numbers of all heads well enough: (B or 1,) boolean."""
+    return (coefficients.abs().amax(1) * bound).sum(-1).amax(-1) <= ALLOWED / (scale * ROUNDING)

@@ -191,11 +191,9 @@ def attention(call: Call) -> Tensor:
     term = separable(call)
     s = Scores.of(call.terms, call.scale, torch.promote_types(q.dtype, torch.float32), keep=term is None)
     made = [] if term is None else list(columns(term))
-    result: Tensor
-    if is_watched(q):
-        result = _forward_op(*(q, k, v, call.mask, call.scale, *s, made))
-    else:
-        result = _Attention.apply(call.mask, call.scale, s, made, q, k, v, *s.coefficients, *s.tables)
+    plainly = (call.mask, call.scale, s, made, q, k, v, *s.coefficients, *s.tables)
+    watched = (q, k, v, call.mask, call.scale, *s, made)
+    result: Tensor = _forward_op(*watched) if is_watched(q) else _Attention.apply(*plainly)
     return result
 
 

@@ -108,15 +108,19 @@ class Head:
         """Which tiles of keys these tiles of queries need: (G, T) boolean."""
         return needed([self], rows, tolerance, weighted)[0]
 
-    def floor(self, rows: Tensor, q: Tensor, anchor: Tensor) -> Tensor:
-        """The log-sum-exp of each row over the keys of an anchor tile (G, 1) and those without a position: (G, s)."""
+    def floor(self, rows: Tensor, q: Tensor, anchor: Tensor, columns: Tensor | None) -> Tensor:
+        """The log-sum-exp of each row over the keys of an anchor tile (G, 1) and those without a position: (G, s).
+
+        columns: of queries q, by the offsets of keys from the middle of their tile.
+        """
         loose = torch.arange(self.keys.compact, len(self.keys.index) - 1, device=self.k.device)
         lists = torch.cat([anchor, loose.expand(len(rows), -1)], 1)
-        if self.columns is None:
+        if columns is None:
             bias = self.bias(rows, lists)[:, 0]
         else:
-            phi = torch.stack([*self.key_columns(rows, lists), self.placed[lists].flatten(1)], 1)  # (G, e, L s)
-            bias = torch.bmm(self.query_columns[rows, :, :-1] * self.scale, phi)
+            y = self.offsets(rows, lists)
+            products = [y[u] * y[v] for u in range(len(y)) for v in range(u, len(y))]
+            bias = torch.bmm(columns, torch.stack([*products, *y, self.placed[lists].flatten(1)], 1))
             if self.mask is not None or not self.visible[lists].all():
                 bias.masked_fill_(~self.looks(rows, lists)[:, 0], -torch.inf)
         return bias.baddbmm_(q, self.order_keys(self.k, lists).flatten(1, 2).mT).logsumexp(-1)
@@ -147,17 +151,12 @@ class Head:
         assert self.columns is not None
         return F.pad((self.c[0][..., None, :] @ self.columns.T)[..., 0, :], (0, 1), value=1.0)
 
-    def key_columns(self, rows: Tensor, lists: Tensor) -> list[Tensor]:
-        """The positional columns of keys about the middle of each tile of queries: e - 1 tensors (G, L s).
-
-        The constant is not among them.
-        """
-        assert self.columns is not None
+    def offsets(self, rows: Tensor, lists: Tensor) -> list[Tensor]:
+        """Positions of keys about the middle of each tile of queries, 0 where there is none: p tensors (G, L s)."""
         # In float64: about the middle of a wide tile of keys, positions in float32 would have lost digits.
         middle = self.rows.middle[rows][:, None, :, None] * (lists < self.keys.compact)[..., None, None]  # (G, L, p, 1)
         both, flat = zip(self.planes, middle.unbind(2), strict=True), lists.flatten()
-        planes = [x.index_select(0, flat).view(*lists.shape, -1).sub_(y).float().flatten(1) for x, y in both]
-        return [function(planes, f) for f in self.columns.features[:-1]]
+        return [x.index_select(0, flat).view(*lists.shape, -1).sub_(y).to(self.dtype).flatten(1) for x, y in both]
 
     @cached_property
     def planes(self) -> list[Tensor]:
@@ -204,7 +203,9 @@ class Head:
             torch.baddbmm(self.bias(rows, lists)[:, 0], q, k.mT, alpha=self.scale, out=into)
             return softmax_(into, hides=True), q, k, v
         q = torch.cat([q, self.query_columns[rows]], -1)
-        k[..., h:-2] = torch.stack(self.key_columns(rows, lists), -1)
+        assert self.columns is not None
+        y = self.offsets(rows, lists)
+        k[..., h:-2] = torch.stack([function(y, f) for f in self.columns.features[:-1]], -1)  # the constant is there
         torch.baddbmm(into, q, k.mT, beta=0, alpha=self.scale, out=into)
         if self.mask is not None:
             into.masked_fill_(~self.looks(rows, lists)[:, 0], -torch.inf)
@@ -259,7 +260,9 @@ def _needed(
             norms = torch.stack([head.order_keys(head.k, loose).norm(dim=-1).amax() for head in heads])
             longest = torch.maximum(longest, norms[:, None, None])
         size = queries.curve * far.square() + queries.steep * far + queries.length * longest
-        sums = torch.stack([head.floor(rows, y, z) for head, y, z in zip(heads, q, anchor, strict=True)])
+        columns = [None] * len(heads) if queries.has_distance else queries.columns
+        each = zip(heads, q, anchor, columns, strict=True)
+        sums = torch.stack([head.floor(rows, y, z, c) for head, y, z, c in each])
         return sums - queries.rounding * (4 * size + sums.abs().nan_to_num(posinf=0.0))
 
     return sparse.needed(queries, keys, coarse, floor, tolerance, weighted)

@@ -7,6 +7,7 @@
 // at a time, in any order, which makes lists of keys as cheap as all of them. Softmax runs over KEYS keys at a time.
 //
 // B batch, H heads, n queries, N keys, h query/key size, w value size, P position dims, f coefficients.
+// They come in up to PARTS tensors.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -29,7 +30,7 @@ constexpr int LANES = 8, WIDE = 2;
 #else
 constexpr int LANES = 4, WIDE = 4;
 #endif
-constexpr int QB = 64, KEYS = 100, MOST_DIMS = 4;  // KEYS rows of scores fit in the smallest cache
+constexpr int QB = 64, KEYS = 100, MOST_DIMS = 4, PARTS = 3;  // KEYS rows of scores fit in the smallest cache
 constexpr float INF = std::numeric_limits<float>::infinity();
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
@@ -95,16 +96,16 @@ struct Strided {  // a tensor (B, H, rows, columns) of floats or bytes; strides 
 };
 
 struct Attention {  // as native.py fills it, but for the scale
-  Strided q, k, v, c, matrix, bias, mask;      // c (B, H, n, f), matrix (1, 1, f, numbers of a form), bias and mask (B, H, n, N)
+  Strided q, k, v, c[PARTS], matrix, bias, mask;  // c (B, H, n, f), matrix (1, 1, f, numbers of a form), bias and mask (B, H, n, N)
   Strided at, to, at_low, to_low;              // positions (B, 1, n or N, P), NaN for none, and what float32 rounds away
   Strided out, norm;                           // (B, H, n, w) and (B, H, n, 2): largest score, 1 / sum of exp; not for inference
-  Strided dout, dq, dk, dv, dc;
+  Strided dout, dq, dk, dv, dc[PARTS];
   Strided query_tiles, key_tiles, needed;      // (B, H, Q, s), (B, H, T, s) int32, -1 for none; (B, H, Q, T) bytes
-  int64_t B, H, n, N, h, w, f, P, has_distance, has_lists, tiles, tile_size, key_tile_count, key_tile_size, threads;
+  int64_t B, H, n, N, h, w, f[PARTS], P, has_distance, has_lists, tiles, tile_size, key_tile_count, key_tile_size, threads;
   float scale;
 };
 
-static inline int numbers_of(const Attention& A) { return A.c.data ? A.P * (A.P + 3) / 2 + A.has_distance : 0; }
+static inline int numbers_of(const Attention& A) { return A.c[0].data ? A.P * (A.P + 3) / 2 + A.has_distance : 0; }
 
 // Products. `a` holds a pointer to each row of the keys or values; ROWS of them share what vectors hold.
 
@@ -259,10 +260,11 @@ struct Block {
       if (!numbers) continue;
       const float* r = A.at.row(b, 0, queries[i]);
       if (r[0] != r[0]) continue;  // without a position: a form of zeros
-      const float* c = A.c.row(b, h, queries[i]);
-      for (int x = 0; x < A.f; x++)
-        for (int f = 0; f < numbers; f++)
-          if (const float factor = A.matrix.row(0, 0, x)[f]) form[f * QB + i] += c[x] * factor;
+      for (int part = 0, row = 0; part < PARTS; part++)
+        for (int x = 0; x < A.f[part]; x++, row++)
+          for (int f = 0; f < numbers; f++)
+            if (const float factor = A.matrix.row(0, 0, row)[f])
+              form[f * QB + i] += A.c[part].row(b, h, queries[i])[x] * factor;
       for (int u = 0; u < A.P; u++) where[u * QB + i] = r[u];
       if (A.at_low.data)
         for (int u = 0; u < A.P; u++) where_low[u * QB + i] = A.at_low.row(b, 0, queries[i])[u];
@@ -458,6 +460,7 @@ extern "C" int parapos_backward(const Attention* attention, float scale) {
   {
     const NoSubnormals flush;
     const int numbers = numbers_of(A);
+    const bool learns = std::any_of(A.dc, A.dc + PARTS, [](const Strided& x) { return x.data; });
     std::optional<Block> room;
     float *dkrows[KEYS], *dvrows[KEYS];
 #pragma omp for schedule(dynamic) collapse(2)
@@ -512,7 +515,7 @@ extern "C" int parapos_backward(const Attention* attention, float scale) {
             gather_back(x.s, rows, x.count, orows, dvrows, wp);
             gather_back(ds, rows, x.count, qrows, dkrows, hp);
             sums_of(x.krows, rows, A.h, ds, dq, x.vectors);
-            if (A.dc.data)
+            if (learns)
               x.with_positions([&](auto dims, auto distance, int o) {
                 x.sum_form<dims(), distance()>(o, ds, dform);
                 if (size > KEYS) x.sum_form<dims(), distance()>(o, x.s, meanform);
@@ -521,17 +524,18 @@ extern "C" int parapos_backward(const Attention* attention, float scale) {
           for (int i = 0; i < x.count; i++) {
             float* row = (float*)A.dq.row(b, h, x.queries[i]);
             for (int d = 0; d < A.h; d++) row[d] = dq[d * QB + i] * A.scale;
-            if (!A.dc.data) continue;
+            if (!learns) continue;
             const bool placed = A.at.row(b, 0, x.queries[i])[0] == A.at.row(b, 0, x.queries[i])[0];
             // ds of a query sum to 0 but for how the mean was rounded, which functions of a D far away would magnify.
             for (int f = 0; f < numbers; f++) dform[f * QB + i] -= left[i] * meanform[f * QB + i];
-            float* dc = (float*)A.dc.row(b, h, x.queries[i]);
-            for (int c = 0; c < A.f; c++) {
-              float sum = 0;
-              for (int f = 0; f < numbers; f++)
-                if (const float factor = A.matrix.row(0, 0, c)[f]) sum += dform[f * QB + i] * factor;
-              dc[c] = placed ? sum : 0;
-            }
+            for (int part = 0, row = 0; part < PARTS; part++)
+              for (int c = 0; c < A.f[part]; c++, row++) {
+                if (!A.dc[part].data) continue;
+                float sum = 0;
+                for (int f = 0; f < numbers; f++)
+                  if (const float factor = A.matrix.row(0, 0, row)[f]) sum += dform[f * QB + i] * factor;
+                ((float*)A.dc[part].row(b, h, x.queries[i]))[c] = placed ? sum : 0;
+              }
           }
         }
         for (int j = 0; j < A.N; j++) {

@@ -8,21 +8,11 @@ B batch, H heads, n queries, N keys, h query/key size, w value size, p position 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import re
-import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
-import threading
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -33,15 +23,11 @@ from ..relative import Exponents, split
 from ..tracing import is_plain, is_watched
 from . import reference, sparse, tiles
 from .kernels import Call, Kernel, refuse_batched_gradients, register_kernel
+from .native_build import Missing, library
 from .scores import empty_heads
 from .terms import Relative, Table
 
-SOURCE = Path(__file__).with_name("native.cpp")
-FLAGS = (
-    "-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
-    "-ffp-contract=fast",
-)  # fmt: skip
-MOST_DIMS = 4
+MOST_DIMS, PARTS = 4, 3  # of positions; tensors of coefficients
 LEAST = 4096  # keys, and queries times keys in its square: with fewer, finding out what to skip takes longer
 # What lists cost, in units of the time of all tiles: each pair of tiles, and bounds of each query as much as so many
 # keys of heads that are 64 wide; forming a score takes as long as products over EXTRA numbers.
@@ -50,110 +36,9 @@ GRAIN = 2**19  # multiplications that are worth a thread
 
 
 FIELDS = (
-    "q", "k", "v", "c", "matrix", "bias", "mask", "at", "to", "at_low", "to_low", "out", "norm", "dout", "dq", "dk",
-    "dv", "dc", "query_tiles", "key_tiles", "needed",
+    "q", "k", "v", "c0", "c1", "c2", "matrix", "bias", "mask", "at", "to", "at_low", "to_low", "out", "norm", "dout",
+    "dq", "dk", "dv", "dc0", "dc1", "dc2", "query_tiles", "key_tiles", "needed",
 )  # of `Attention` in native.cpp, before its numbers  # fmt: skip
-
-
-LOCK = threading.Lock()
-
-
-class Missing(RuntimeError):
-    """Why there is no compiled kernel on this machine."""
-
-
-def _folder() -> Path:
-    """Where compiled kernels are kept. Whoever can write there decides what this process runs."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    folder = (base if base.is_absolute() else Path.home() / ".cache") / "parapos" / "native"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise Missing(f"others may write to {folder}: make it your own (chmod 700), or let XDG_CACHE_HOME name another")
-    return folder
-
-
-def _threads_library() -> list[str]:
-    """The OpenMP library that PyTorch has loaded: its threads serve the kernel too."""
-    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
-    paths = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
-    return sorted(path for path in paths if re.fullmatch(r".*/lib(g|i)?omp\d*([-.][^/]*)?\.so[.\d]*", path))
-
-
-def _compiler() -> list[str]:
-    """The command of the C++ compiler."""
-    command = shlex.split(os.environ.get("CXX", "")) or [next(filter(shutil.which, ("g++", "c++")), "g++")]
-    if shutil.which(command[0]) is None:
-        raise Missing(f"it needs a C++ compiler, and no {command[0]} was found")
-    return command
-
-
-def _compile(compiler: list[str], target: Path) -> None:
-    if sys.stderr.isatty():
-        print("parapos: compiling attention for this CPU, once; it takes a few seconds", file=sys.stderr)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        objects, library = Path(folder) / "native.o", Path(folder) / target.name
-        # Linked without OpenMP, so that its functions are those of the library that PyTorch has loaded.
-        for command in ([*FLAGS, "-c", str(SOURCE), "-o", str(objects)], ["-shared", str(objects), "-o", str(library)]):
-            done = subprocess.run([*compiler, *command], capture_output=True, errors="replace", timeout=120)
-            if done.returncode:
-                said = done.stderr.strip()[-300:] or f"exit code {done.returncode}"
-                raise Missing(f"{shlex.join(compiler)} could not compile it: {said}")
-        digest = Path(folder) / "digest"
-        digest.write_text(_digest(library))
-        os.replace(library, target)
-        os.replace(digest, target.with_suffix(".sha256"))
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _is_whole(target: Path) -> bool:
-    """Whether a compiled kernel is there as it was written: to load one that is cut off would end the process."""
-    digest = target.with_suffix(".sha256")
-    return target.exists() and digest.exists() and digest.read_bytes() == _digest(target).encode()
-
-
-def build() -> ctypes.CDLL:
-    """The compiled kernel, from the cache where it is there. Raises Missing."""
-    if sys.platform != "linux":
-        raise Missing(f"it is compiled on Linux only, not on {sys.platform}")
-    if os.environ.get("PARAPOS_NATIVE") == "0":
-        raise Missing("PARAPOS_NATIVE=0 turns it off")
-    try:
-        compiler = _compiler()
-        version = subprocess.run([*compiler, "--version"], capture_output=True, errors="replace", timeout=20).stdout
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-        cpu = next((x for x in lines if x.startswith(("flags", "Features"))), "")
-        key = hashlib.sha256("\n".join([version, cpu, platform.machine(), *FLAGS]).encode() + SOURCE.read_bytes())
-        target = _folder() / f"native-{key.hexdigest()[:24]}.so"
-        if not (libraries := _threads_library()):
-            raise Missing("PyTorch has loaded no OpenMP library here")
-        for path in libraries:
-            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        if not _is_whole(target):
-            _compile(compiler, target)
-        return ctypes.CDLL(str(target))
-    except Missing:
-        raise
-    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
-        raise Missing(f"it could not be built: {error}") from error
-
-
-@cache
-def _built() -> ctypes.CDLL | Missing:
-    try:
-        return build()
-    except Missing as error:
-        return error
-
-
-def library() -> ctypes.CDLL | Missing:
-    """The compiled kernel, or why there is none; built once, by one of the threads that ask for it."""
-    with LOCK:
-        return _built()
 
 
 @lru_cache(64)
@@ -220,7 +105,8 @@ def _call(name: str, geometry: Geometry, q: Tensor, k: Tensor, v: Tensor, **more
         else:
             numbers.append(x.data_ptr())
             numbers += [0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True)]
-    numbers += (*q.shape[:3], *k.shape[2:], v.shape[-1], 0 if geometry.matrix is None else geometry.matrix.shape[2])
+    numbers += (*q.shape[:3], *k.shape[2:], v.shape[-1])
+    numbers += (0 if (x := tensors.get(f"c{part}")) is None else x.shape[-1] for part in range(PARTS))
     numbers += (geometry.dims, geometry.has_distance, bool(geometry.lists))
     work = prod(q.shape[:3]) * k.shape[2] * (q.shape[-1] + v.shape[-1] + EXTRA)
     threads = max(1, min(torch.get_num_threads(), work // GRAIN))
@@ -242,16 +128,20 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+def _numbered(name: str, tensors: Sequence[Tensor | None]) -> dict[str, Tensor | None]:
+    return {f"{name}{i}": x for i, x in enumerate(tensors)}
+
+
 class _Attention(torch.autograd.Function):
-    """Attention with coefficients c (B or 1, H, n or 1, f), or None."""
+    """Attention with up to PARTS tensors of coefficients (B or 1, H, n or 1, f)."""
 
     @staticmethod
-    def forward(ctx, geometry, q, k, v, c):  # type: ignore[no-untyped-def]
+    def forward(ctx, geometry, q, k, v, *coefficients):  # type: ignore[no-untyped-def]
         out, norm = empty_heads(q, v.shape[-1]), q.new_empty(*q.shape[:3], 2) if geometry.needs_grad else None
-        _call("parapos_forward", geometry, q, k, v, c=c, out=out, norm=norm)
-        ctx.geometry, ctx.has_c = geometry, c is not None
+        _call("parapos_forward", geometry, q, k, v, out=out, norm=norm, **_numbered("c", coefficients))
+        ctx.geometry, ctx.count = geometry, len(coefficients)
         watched = (x for x in (geometry.bias, *geometry.positions) if x is not None and not x.is_inference())
-        ctx.save_for_backward(q, k, v, out, norm, *([] if c is None else [c]), *watched)  # notices changes in place
+        ctx.save_for_backward(q, k, v, out, norm, *coefficients, *watched)  # notices changes in place
         return out
 
     @staticmethod
@@ -259,14 +149,14 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dout):  # type: ignore[no-untyped-def]
         refuse_batched_gradients(dout)
         # Hooks may have changed how what was saved lies in memory.
-        q, k, v, out, norm, *given = (_rows(x.float()) for x in ctx.saved_tensors[: 5 + ctx.has_c])
+        q, k, v, out, norm, *coefficients = (_rows(x.float()) for x in ctx.saved_tensors[: 5 + ctx.count])
         dq, dk, dv = (empty_heads(x) for x in (q, k, v))
-        c, dc = given[0] if given else None, None
-        if c is not None and ctx.needs_input_grad[4]:
-            dc = c.new_empty(*q.shape[:3], c.shape[-1])
-        grads = dict(dq=dq, dk=dk, dv=dv, dc=dc)
-        _call("parapos_backward", ctx.geometry, q, k, v, c=c, out=out, norm=norm, dout=_rows(dout), **grads)
-        return None, dq, dk, dv, None if dc is None or c is None else dc.sum_to_size(c.shape)
+        both = zip(coefficients, ctx.needs_input_grad[4:], strict=True)
+        dc = [c.new_empty(*q.shape[:3], c.shape[-1]) if wanted else None for c, wanted in both]
+        grads = dict(dq=dq, dk=dk, dv=dv, **_numbered("dc", dc), **_numbered("c", coefficients))
+        _call("parapos_backward", ctx.geometry, q, k, v, out=out, norm=norm, dout=_rows(dout), **grads)
+        dc = [None if x is None else x.sum_to_size(c.shape) for x, c in zip(dc, coefficients, strict=True)]
+        return None, dq, dk, dv, *dc
 
 
 def _geometry_of(call: Call) -> Relative | None:
@@ -303,23 +193,23 @@ def is_worth_lists(call: Call) -> bool:
     if terms is None or (call.mask is not None and call.mask.shape[1] > 1):
         return False
     coefficients = [term.coefficients(torch.float32) for term in terms]
-    return tiles.is_worth_it(call, terms, coefficients, _costs(call))
+    return tiles.is_worth_it(replace(call, exact=True), terms, coefficients, _costs(call))
 
 
 def _lists(call: Call) -> Iterator[tuple[Tensor, ...]]:
     """The tiles of queries and keys of each sample, and which each head needs, as the kernel reads them."""
-    for heads in tiles.needed_tiles(call, call.needs_grad) or ():
+    for heads in tiles.needed_tiles(replace(call, exact=True), call.needs_grad) or ():  # no columns are wanted
         index = (x[None, None].to(torch.int32).contiguous() for x in heads[0][:2])
         yield *index, torch.stack([x.needed for x in heads])[None].view(torch.uint8)
 
 
-def _coefficients(terms: Sequence[Relative]) -> Tensor | None:
-    """Those of all terms side by side: (B or 1, H, n or 1, f)."""
-    parts = [x.coefficients(torch.float32) for x in terms]
-    if len(parts) > 1:
+def _coefficients(terms: Sequence[Relative]) -> list[Tensor]:
+    """Those of all terms, in at most PARTS tensors (B or 1, H, n or 1, f)."""
+    parts = [part for term in terms for part in term.parts(torch.float32)]
+    if len(parts) > PARTS:
         shape = torch.broadcast_shapes(*(x.shape[:3] for x in parts))
         parts = [torch.cat([x.expand(*shape, -1) for x in parts], -1)]
-    return _rows(parts[0]) if parts else None
+    return [_rows(x) for x in parts]
 
 
 def attention(call: Call) -> Tensor:
@@ -334,11 +224,11 @@ def attention(call: Call) -> Tensor:
     mask = None if call.mask is None else call.mask.view(torch.uint8)
     geometry = Geometry(call.scale, dims, has_distance, call.needs_grad, matrix, _positions(term), _bias(call), mask)
     if not is_worth_lists(call):
-        return _Attention.apply(geometry, q, k, v, _coefficients(relative)).to(call.q.dtype)
+        return _Attention.apply(geometry, q, k, v, *_coefficients(relative)).to(call.q.dtype)
     parts, every = [], list(_lists(call))
-    c = _coefficients(relative)
+    coefficients = _coefficients(relative)
     for b, lists in enumerate(every):
-        tensors = (x if x is None or len(x) == 1 else x[b : b + 1] for x in (q, k, v, c))
+        tensors = (x if len(x) == 1 else x[b : b + 1] for x in (q, k, v, *coefficients))
         parts.append(_Attention.apply(geometry.of_sample(b)._replace(lists=lists), *tensors))
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(call.q.dtype)
 

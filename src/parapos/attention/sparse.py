@@ -157,6 +157,7 @@ class Queries:
         M, g = form.M.movedim((-2, -1), (0, 1)).contiguous(), form.g.movedim(-1, 0).contiguous()
         half = (M * x).sum(1)
         b = g + 2 * half
+        self.M, self.b = M, b
         self.a, self.length, self.curve = ((half + g) * x).sum(0), q.norm(dim=-1), M.abs().sum((0, 1))
         self.steep, self.x = g.abs().sum(0) + form.c.abs(), x
         self.reach = x[:, 0].abs().amax(-1, keepdim=True).square().sum(0).sqrt()  # (Q, 1): |x| at most
@@ -172,6 +173,12 @@ class Queries:
     def products(self) -> list[tuple[int, int]]:
         """Pairs of coordinates, each once."""
         return [(u, v) for u in range(self.p) for v in range(u, self.p)]
+
+    @property
+    def columns(self) -> Tensor:
+        """What multiplies [y_u y_v for u <= v | y | 1] in the form without c: (A, Q, s, e)."""
+        products = [self.M[u, v] * (1 if u == v else 2) for u, v in self.products]
+        return torch.stack([*products, *self.b, self.a], -1)
 
     @property
     def rounding(self) -> float:

@@ -83,6 +83,10 @@ class Relative(Term):
     def coefficients(self, dtype: torch.dtype) -> Tensor:
         """(B or 1, H, n or 1, f)."""
 
+    def parts(self, dtype: torch.dtype) -> list[Tensor]:
+        """The coefficients in one tensor after another, where they lie in memory."""
+        return [self.coefficients(dtype)]
+
     @property
     def key_positions(self) -> Positions:
         return self.r if self.keys is None else self.keys
@@ -153,10 +157,12 @@ class Quadratic(Relative):
     def exponents(self) -> Exponents:
         return _quadratic(self.r.r.shape[-1], 0 if self.M is None else self.M.ndim, self.g is not None)
 
+    def parts(self, dtype: torch.dtype) -> list[Tensor]:
+        M = None if self.M is None else self.M[..., None] if self.M.ndim == 3 else self.M.flatten(-2)
+        return [x.to(dtype) for x in (M, self.g) if x is not None]
+
     def coefficients(self, dtype: torch.dtype) -> Tensor:
-        parts = [] if self.M is None else [self.M[..., None] if self.M.ndim == 3 else self.M.flatten(-2)]
-        parts += [] if self.g is None else [self.g]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)).to(dtype)
+        return torch.cat(self.parts(dtype), dim=-1)
 
     def check(self, q: Tensor, k: Tensor) -> None:
         super().check(q, k)

@@ -116,12 +116,15 @@ class Columns(NamedTuple):
     def of(cls, side: Side, tiles: Tiling, exponents: Exponents) -> Columns:
         features = key_features(exponents, with_constant=True)
         x = (side.middle[:, None] - side.at).movedim(-1, 0)  # -r_i, so that D = y + x
-        T = torch.stack([torch.stack([taylor(x, e, f) for f in features], -1) for e in exponents], -2)
-        T = torch.where(side.at[..., :1, None].isnan(), 0.0, T)
         half = (tiles.high - tiles.low) * 1.5 + 1.0  # keys with weight are about this near, or D itself is as large
         half = torch.cat([half, half.new_zeros(len(side.at) - len(half), half.shape[1])])
         near = torch.stack([function(half.movedim(-1, 0), f) for f in features], -1)  # (Q, e)
-        return cls(T.float(), (T.abs() * near[:, None, None]).sum(-1).amax(1).float(), features)
+        missing, made = side.at[..., :1].isnan(), []
+        for e in exponents:  # one after another: these are many numbers in float64
+            row = torch.stack([taylor(x, e, f) for f in features], -1).masked_fill_(missing, 0.0)  # (Q, s, e)
+            made.append((row.float(), (row.abs_() * near[:, None]).sum(-1).amax(1).float()))
+        T, bound = (torch.stack(parts, -2 if parts[0].ndim == 3 else -1) for parts in zip(*made, strict=True))
+        return cls(T, bound, features)
 
 
 def tile_columns(positions: Positions, exponents: Exponents) -> list[Columns]:
