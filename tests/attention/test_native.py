@@ -85,6 +85,30 @@ def test_dimensions_of_positions(p: int) -> None:
 
 
 @needed
+@pytest.mark.parametrize("learned", ["all", "M", "slopes"])
+def test_coefficients_of_many_terms(learned: str) -> None:
+    """More tensors than the kernel takes, of which one learns or all do."""
+    at, to = torch.rand(1, 20, 2, dtype=torch.float64), torch.rand(1, 30, 2, dtype=torch.float64)
+    r, keys = Positions.of(at), Positions.of(to)
+    found = []
+    for kernel, dtype in (("reference", torch.float64), ("native", torch.float32)):
+        x = {name: t.detach().to(dtype) for name, t in inputs(20, 30, 8, 8).items()}
+        names = ["M", "g", "slopes", "q"] if learned == "all" else [learned]
+        leaves = [x[name].requires_grad_() for name in names]
+        terms = [
+            Quadratic(x["M"], x["g"], r, keys),
+            Distance(x["slopes"], r, keys=keys),
+            Quadratic(None, 2 * x["g"], r, keys),
+            Quadratic(-x["g"].square().sum(-1), None, r, keys),
+        ]
+        out = attend(x["q"], x["k"], x["v"], terms, kernel=kernel)
+        assert isinstance(out, Tensor)
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@needed
 def test_masks_and_tables_of_every_shape() -> None:
     x = inputs(70, 110, 8, 12)
     for shape in ((2, 110), (1, 1, 70, 110), (2, 1, 70, 110), (1, 3, 70, 110), (2, 3, 70, 110)):

@@ -33,8 +33,6 @@ LEAST = 4096  # keys, and queries times keys in its square: with fewer, finding 
 # keys of heads that are 64 wide; forming a score takes as long as products over EXTRA numbers.
 PAIR_COST, QUERY_COST, EXTRA = 1.2, 1700.0, 40
 GRAIN = 2**19  # multiplications that are worth a thread
-
-
 FIELDS = (
     "q", "k", "v", "c0", "c1", "c2", "matrix", "bias", "mask", "at", "to", "at_low", "to_low", "out", "norm", "dout",
     "dq", "dk", "dv", "dc0", "dc1", "dc2", "query_tiles", "key_tiles", "needed",
@@ -70,14 +68,12 @@ class Geometry(NamedTuple):
     scale: float
     dims: int
     has_distance: bool
-    needs_grad: bool
     matrix: Tensor | None
     positions: tuple[Tensor | None, ...]  # of queries and keys, and what float32 rounds away of both
     bias: Tensor | None
     mask: Tensor | None
-    lists: tuple[
-        Tensor, ...
-    ] = ()  # of one sample: query_tiles (1, 1, Q, s), key_tiles (1, 1, T, s), needed (1, H, Q, T)
+    # Of one sample: query_tiles (1, 1, Q, s), key_tiles (1, 1, T, s), needed (1, H, Q, T).
+    lists: tuple[Tensor, ...] = ()
 
     def of_sample(self, b: int) -> Geometry:
         """The same for one sample."""
@@ -137,7 +133,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, geometry, q, k, v, *coefficients):  # type: ignore[no-untyped-def]
-        out, norm = empty_heads(q, v.shape[-1]), q.new_empty(*q.shape[:3], 2) if geometry.needs_grad else None
+        out, norm = empty_heads(q, v.shape[-1]), q.new_empty(*q.shape[:3], 2) if any(ctx.needs_input_grad) else None
         _call("parapos_forward", geometry, q, k, v, out=out, norm=norm, **_numbered("c", coefficients))
         ctx.geometry, ctx.count = geometry, len(coefficients)
         watched = (x for x in (geometry.bias, *geometry.positions) if x is not None and not x.is_inference())
@@ -222,7 +218,7 @@ def attention(call: Call) -> Tensor:
     has_distance = any(e[0] == -1 for x in relative for e in x.exponents)
     dims = 1 if term is None else term.r.r.shape[-1]
     mask = None if call.mask is None else call.mask.view(torch.uint8)
-    geometry = Geometry(call.scale, dims, has_distance, call.needs_grad, matrix, _positions(term), _bias(call), mask)
+    geometry = Geometry(call.scale, dims, has_distance, matrix, _positions(term), _bias(call), mask)
     if not is_worth_lists(call):
         return _Attention.apply(geometry, q, k, v, *_coefficients(relative)).to(call.q.dtype)
     parts, every = [], list(_lists(call))
