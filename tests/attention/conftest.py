@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -42,3 +43,10 @@ def no_compiler() -> Iterator[None]:
     """A machine without a C++ compiler: PyTorch's operators serve every call on the CPU."""
     with mock.patch.object(native, "library", return_value=native.Missing("there is no compiler in this test")):
         yield
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Path]:
+    """An empty cache."""
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(tmp_path)}):
+        yield tmp_path
