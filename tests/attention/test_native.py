@@ -105,6 +105,17 @@ def test_coefficients_of_many_terms(learned: str) -> None:
 
 
 @needed
+@pytest.mark.parametrize("other", ["queries", "keys"])
+def test_terms_with_other_positions_are_left_to_other_kernels(other: str) -> None:
+    q, k, v, M, _ = small()
+    at, to = (Positions.of(torch.rand(1, 7, 2)) for _ in range(2))
+    terms = [Quadratic(M, None, at, to), Quadratic(M, None, *((to, to) if other == "queries" else (at, at)))]
+    with pytest.raises(parapos.attention.KernelError, match="different positions"):
+        attend(q, k, v, terms, kernel="native")
+    torch.testing.assert_close(attend(q, k, v, terms), attend(q, k, v, terms, kernel="reference"))
+
+
+@needed
 def test_masks_and_tables_of_every_shape() -> None:
     x = inputs(70, 110, 8, 12)
     for shape in ((2, 110), (1, 1, 70, 110), (2, 1, 70, 110), (1, 3, 70, 110), (2, 3, 70, 110)):
